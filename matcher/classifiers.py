@@ -1,0 +1,55 @@
+"""Which class the matched query belongs to: `fc` (linear head), `ncm` (nearest class mean), `km` (best key).
+
+Each gives a logit for every head row of the pool. The read-out then decides which rows may win: those of all classes
+seen so far (the paper), or only those of the matched task.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from mqmk.matcher.errors import MatchError
+from mqmk.matcher.keys import trained_keys
+from mqmk.matcher.matchers import Match
+from mqmk.matcher.pool import PromptPool, key_groups
+
+Classifier = Callable[[PromptPool, Float[Tensor, "batch dim"]], Float[Tensor, "batch rows"]]
+
+
+def _fc(pool: PromptPool, query: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch rows"]:
+    return pool.head_scale * query @ pool.head.T
+
+
+def _ncm(pool: PromptPool, query: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch rows"]:
+    return pool.head_scale * query @ pool.means.T
+
+
+def _km(pool: PromptPool, query: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch rows"]:
+    """Classes that share a key share its logit; the first of them is answered."""
+    return pool.head_scale * query @ pool.remember("km", lambda: _key_rows(pool)).T
+
+
+def _key_rows(pool: PromptPool) -> Float[Tensor, "rows dim"]:
+    bank = trained_keys(pool, None)
+    of_class = [keys[key_groups(len(t.classes), len(keys))] for t, keys in zip(pool.tasks, bank.by_task, strict=True)]
+    return torch.cat(of_class)
+
+
+CLASSIFIERS: Final[dict[str, Classifier]] = {"fc": _fc, "ncm": _ncm, "km": _km}
+READOUTS: Final = ("task", "all")
+
+
+def logits(pool: PromptPool, match: Match, classifier: str, readout: str) -> Float[Tensor, "batch rows"]:
+    """A logit for every head row; -inf for rows that the read-out leaves out."""
+    if classifier not in CLASSIFIERS:
+        raise MatchError(f"no classifier is called {classifier!r}; choose one of {', '.join(CLASSIFIERS)}")
+    if readout not in READOUTS:
+        raise MatchError(f"no read-out is called {readout!r}; choose one of {', '.join(READOUTS)}")
+    values = CLASSIFIERS[classifier](pool, F.normalize(match.query, dim=1))
+    if readout == "all":
+        return values
+    return values.masked_fill(pool.row_task != match.task[:, None], -torch.inf)

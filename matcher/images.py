@@ -1,0 +1,64 @@
+"""From a picture to the tensor the backbone expects: JPEG, PNG or WebP only, with limits checked before decoding."""
+
+import io
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from mqmk.matcher.errors import ImageError
+from mqmk.matcher.prompted_vit import BackboneInfo
+
+FORMATS = ("JPEG", "PNG", "WEBP")
+
+
+@dataclass(frozen=True)
+class ImageLimits:
+    """What a picture may cost."""
+
+    bytes: int = 16 * 2**20
+    pixels: int = 40_000_000  # the largest phone cameras; checked from the header, so a bomb is never inflated
+
+
+def decode(data: bytes, limits: ImageLimits | None = None) -> Image.Image:
+    """The picture as RGB, upright. Transparent parts become white paper; 16 bit grey is scaled."""
+    limits = limits or ImageLimits()
+    if len(data) > limits.bytes:
+        raise ImageError(f"expected at most {limits.bytes:,} bytes, got {len(data):,}")
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            if image.width * image.height > limits.pixels:
+                raise ImageError(f"expected at most {limits.pixels:,} pixels, got {image.width} x {image.height}")
+            image.load()
+            return _as_rgb(ImageOps.exif_transpose(image))
+    except UnidentifiedImageError as error:
+        raise ImageError(f"expected a JPEG, PNG or WebP picture, got {len(data):,} bytes of something else") from error
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ImageError(f"unreadable picture: {error}") from error
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16 bit grey: Pillow's own conversion would clip to white
+        grey = np.asarray(image.convert("I"), dtype=np.int64).clip(0, 65535) >> 8
+        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        seen = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
+    return image.convert("RGB")
+
+
+def prepare(image: Image.Image, info: BackboneInfo) -> Float[Tensor, "3 height width"]:
+    """Resize the shorter side, crop the centre, normalise."""
+    size = info.image_size
+    short = round(size / info.crop)
+    scale = short / min(image.size)
+    resized = image.resize(
+        (max(size, round(image.width * scale)), max(size, round(image.height * scale))), Image.Resampling.BICUBIC
+    )
+    left, top = (resized.width - size) // 2, (resized.height - size) // 2
+    pixels = np.asarray(resized.crop((left, top, left + size, top + size)), dtype=np.float32) / 255
+    mean, std = np.float32(info.mean), np.float32(info.std)
+    return torch.from_numpy((pixels - mean) / std).permute(2, 0, 1).contiguous()  # [h, w, 3] -> [3, h, w]

@@ -1,0 +1,179 @@
+"""The prompt pool: one g-prompt for all tasks, and for each task an e-prompt with its keys, head rows and means.
+
+A pool is a value. `with_task` and `without_task` return another pool and share the tensors of the tasks they keep, so
+an old pool goes on serving while a new one is built.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeVar, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from mqmk.matcher.errors import PoolError
+from mqmk.matcher.prompted_vit import BackboneInfo, Prompt
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class TaskPrompt:
+    """What one task adds to the pool; none of it changes after the task was trained.
+
+    Shapes are checked here and not by annotation, because these values also come from files.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    e_prompt: Tensor  # [e_layers, 2, length, dim], axis 1: 0 = key rows, 1 = value rows
+    keys: Tensor  # [keys, dim], one for each class or for each group of classes (`key_groups`)
+    head: Tensor  # [classes, dim]
+    means: Tensor  # [classes, dim], mean of the normalised queries of each class
+    plain_means: Tensor | None = None  # the same for queries without prompts; only sqsk and sqmk need it
+    manifest_sha256: str = ""
+    samples: int = 0
+    trained_at: str = ""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        classes = len(self.classes)
+        if not self.name or not classes or len(set(self.classes)) != classes:
+            raise PoolError(f"task {self.name!r}: expected a name and distinct classes, got {list(self.classes)}")
+        if not 1 <= len(self.keys) <= classes:
+            raise PoolError(f"task {self.name!r}: expected 1 to {classes} keys, got {len(self.keys)}")
+        for name, rows in {"head": self.head, "means": self.means, "plain_means": self.plain_means}.items():
+            if rows is not None and len(rows) != classes:
+                raise PoolError(f"task {self.name!r}: expected {classes} rows in {name}, got {len(rows)}")
+        for name, tensor in self.tensors().items():
+            if tensor.ndim != (4 if name == "e_prompt" else 2) or tensor.shape[-1] != self.e_prompt.shape[-1]:
+                raise PoolError(f"task {self.name!r}: {name} has the shape {[*tensor.shape]}, of another width or rank")
+            if tensor.dtype != torch.float32:
+                raise PoolError(f"task {self.name!r}: expected float32 in {name}, got {tensor.dtype}")
+            if not torch.isfinite(tensor).all():
+                raise PoolError(f"task {self.name!r}: {name} has values that are not finite")
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Name and tensor of everything that was trained."""
+        names = ("e_prompt", "keys", "head", "means", "plain_means")
+        return {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
+
+    def to(self, device: torch.device) -> "TaskPrompt":
+        """The same on another device."""
+        return replace(self, **{name: tensor.to(device) for name, tensor in self.tensors().items()})
+
+
+def key_groups(classes: int, keys: int) -> Int[Tensor, "classes"]:
+    """Which key stands for which class when a task has fewer keys than classes: neighbours share one."""
+    return torch.arange(classes) * keys // classes
+
+
+@dataclass(frozen=True, eq=False)
+class PromptPool:
+    """Everything the service has learned."""
+
+    backbone: BackboneInfo
+    g_layers: tuple[int, ...]
+    e_layers: tuple[int, ...]
+    g_prompt: Tensor  # [g_layers, 2, length, dim]
+    tasks: tuple[TaskPrompt, ...] = ()
+    head_scale: float = 16.0
+    matching: Mapping[str, Any] = field(default_factory=dict)
+    """Measured on held-out data when the version was built: each matcher's rate, agreement and cost, thresholds."""
+
+    def __post_init__(self) -> None:
+        dim = self.g_prompt.shape[-1]
+        if self.g_prompt.ndim != 4 or self.g_prompt.shape[:2] != (len(self.g_layers), 2):
+            raise PoolError(f"g_prompt: expected [{len(self.g_layers)}, 2, length, dim], got {[*self.g_prompt.shape]}")
+        if self.g_prompt.dtype != torch.float32 or not torch.isfinite(self.g_prompt).all():
+            raise PoolError("g_prompt: expected finite float32 values")
+        if not self.e_layers or any(list(ls) != sorted({*ls} - {-1}) for ls in (self.e_layers, self.g_layers)):
+            raise PoolError(f"layers must rise and not be empty, got g {self.g_layers} and e {self.e_layers}")
+        names = [task.name for task in self.tasks]
+        if len(set(names)) != len(names):
+            raise PoolError(f"two tasks have the same name: {names}")
+        for task in self.tasks:
+            expected = (len(self.e_layers), 2, self.tasks[0].e_prompt.shape[2], dim)
+            if task.e_prompt.shape != expected:
+                raise PoolError(
+                    f"task {task.name!r}: expected an e-prompt {list(expected)} as of the first task (their mean is a "
+                    f"query, too), got {list(task.e_prompt.shape)}"
+                )
+
+    def with_task(self, task: TaskPrompt) -> "PromptPool":
+        """The pool after learning one more task; what the other tasks compute stays as it is."""
+        if any(known.name == task.name for known in self.tasks):
+            raise PoolError(f"the pool already has a task {task.name!r}; forget it first or choose another name")
+        return replace(self, tasks=(*self.tasks, task), matching={})
+
+    def without_task(self, name: str) -> "PromptPool":
+        """The pool as if that task had never been learned."""
+        kept = tuple(task for task in self.tasks if task.name != name)
+        if len(kept) == len(self.tasks):
+            raise PoolError(f"no task {name!r} in the pool; it has {', '.join(t.name for t in self.tasks) or 'none'}")
+        return replace(self, tasks=kept, matching={})
+
+    def with_matching(self, matching: Mapping[str, Any]) -> "PromptPool":
+        """The pool with what was measured on held-out data."""
+        return replace(self, matching=matching)
+
+    def to(self, device: torch.device) -> "PromptPool":
+        """The same pool on another device."""
+        return replace(self, g_prompt=self.g_prompt.to(device), tasks=tuple(task.to(device) for task in self.tasks))
+
+    # What matchers and classifiers read, computed once for each pool.
+
+    @cached_property
+    def _remembered(self) -> dict[Hashable, Any]:
+        return {}
+
+    def remember(self, name: Hashable, compute: Callable[[], T]) -> T:
+        """A value derived from the pool, computed when it is first asked for and kept as long as the pool."""
+        if name not in self._remembered:
+            self._remembered[name] = compute()
+        return cast(T, self._remembered[name])
+
+    @cached_property
+    def g(self) -> Prompt:
+        """The g-prompt."""
+        return Prompt(self.g_layers, (self.g_prompt,))
+
+    def e(self, task: int) -> Prompt:
+        """The e-prompt of one task, for a whole batch."""
+        return Prompt(self.e_layers, (self.tasks[task].e_prompt,))
+
+    def e_rows(self, tasks: Int[Tensor, "rows"]) -> Prompt:
+        """For each row the e-prompt of its own task."""
+        return Prompt(self.e_layers, tuple(self.tasks[t].e_prompt for t in tasks.tolist()))
+
+    @cached_property
+    def mean_e(self) -> Prompt:
+        """The mean of all e-prompts, which gives the enhanced query Q+."""
+        total = self.tasks[0].e_prompt.clone()
+        for task in self.tasks[1:]:
+            total += task.e_prompt
+        return Prompt(self.e_layers, (total / len(self.tasks),))
+
+    @cached_property
+    def labels(self) -> tuple[tuple[int, str], ...]:
+        """Task number and class name of every head row."""
+        return tuple((number, name) for number, task in enumerate(self.tasks) for name in task.classes)
+
+    @cached_property
+    def row_task(self) -> Int[Tensor, "rows"]:
+        """The task of every head row."""
+        sizes = torch.tensor([len(task.classes) for task in self.tasks])
+        return torch.arange(len(self.tasks)).repeat_interleave(sizes).to(self.g_prompt.device)
+
+    @cached_property
+    def head(self) -> Float[Tensor, "rows dim"]:
+        """Normalised head rows of all tasks."""
+        return F.normalize(torch.cat([task.head for task in self.tasks]), dim=1)
+
+    @cached_property
+    def means(self) -> Float[Tensor, "rows dim"]:
+        """Normalised class means of all tasks."""
+        return F.normalize(torch.cat([task.means for task in self.tasks]), dim=1)

@@ -1,0 +1,182 @@
+"""How a pool version is written and read: `<n>-<digest12>/pool.safetensors` and `pool.json`, immutable, no pickle.
+
+The digest covers both files: it is the sha256 of pool.json's other fields in canonical form, and one of those fields is
+the sha256 of pool.safetensors. Writing twice is harmless; a folder appears complete or not at all.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from mqmk.matcher.errors import PoolError
+from mqmk.matcher.pool import PromptPool, TaskPrompt
+from mqmk.matcher.prompted_vit import BackboneInfo
+
+SCHEMA: Final = 1
+TENSORS, CARD = "pool.safetensors", "pool.json"
+_TASK_FIELDS = ("manifest_sha256", "samples", "trained_at", "metrics")
+
+
+@dataclass(frozen=True)
+class PoolVersion:
+    """The identity of one pool in the store; `parent` is None for the first."""
+
+    version: int
+    digest: str
+    parent: int | None
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder under `pools/`."""
+        return f"{self.version}-{self.digest[:12]}"
+
+
+@dataclass(frozen=True)
+class PoolFiles:
+    """The two files of a version, as bytes."""
+
+    tensors: bytes
+    card: bytes
+
+
+def encode(pool: PromptPool, version: int, parent: int | None) -> tuple[PoolVersion, PoolFiles]:
+    """The files of a pool; the same pool and numbers give the same bytes."""
+    tensors = {"g_prompt": pool.g_prompt}
+    for number, task in enumerate(pool.tasks):
+        tensors |= {f"tasks.{number}.{name}": tensor for name, tensor in task.tensors().items()}
+    data = save_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    fields = {
+        "schema": SCHEMA,
+        "version": version,
+        "parent": parent,
+        "tensors_sha256": hashlib.sha256(data).hexdigest(),
+        "backbone": asdict(pool.backbone),
+        "g_layers": list(pool.g_layers),
+        "e_layers": list(pool.e_layers),
+        "head": {"scale": pool.head_scale},
+        "tasks": [
+            {"name": task.name, "classes": list(task.classes)}
+            | {key: _plain(getattr(task, key)) for key in _TASK_FIELDS}
+            for task in pool.tasks
+        ],
+        "matching": _plain(pool.matching),
+    }
+    digest = _digest(fields)
+    card = json.dumps({"digest": digest} | fields, indent=2, allow_nan=False)
+    return PoolVersion(version, digest, parent), PoolFiles(data, card.encode())
+
+
+def decode(pool_files: PoolFiles, backbone: BackboneInfo | None = None) -> tuple[PoolVersion, PromptPool]:
+    """The pool of two files, checked; with `backbone`, also that it was trained on that one."""
+    try:
+        fields = json.loads(pool_files.card)
+        digest = fields.pop("digest")
+        if fields["schema"] != SCHEMA:
+            raise PoolError(
+                f"{CARD}: expected schema {SCHEMA}, got {fields['schema']!r}; upgrade mqmk-daemon to read it"
+            )
+        if digest != _digest(fields):
+            raise PoolError(f"{CARD}: its digest does not cover its content; the file was changed or damaged")
+        if fields["tensors_sha256"] != hashlib.sha256(pool_files.tensors).hexdigest():
+            raise PoolError(f"{TENSORS}: wrong sha256; the file was changed, damaged or cut short")
+        trained_on = _backbone(fields["backbone"])
+        if backbone is not None and trained_on != backbone:
+            raise PoolError(
+                f"the pool was trained on {trained_on.name} ({trained_on.weights_sha256[:12]}, {trained_on.image_size} px), "
+                f"not on {backbone.name} ({backbone.weights_sha256[:12]}, {backbone.image_size} px)"
+            )
+        pool = _pool(fields, trained_on, load_tensors(pool_files.tensors))
+        return PoolVersion(fields["version"], digest, fields["parent"]), pool
+    except PoolError:
+        raise
+    except SafetensorError as error:
+        raise PoolError(f"{TENSORS}: not a safetensors file: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise PoolError(f"not a pool: {type(error).__name__}: {error}") from error
+
+
+def write_pool(pool: PromptPool, store: Path, version: int, parent: int | None) -> PoolVersion:
+    """Write a version into the store; it is durable when this returns."""
+    identity, pool_files = encode(pool, version, parent)
+    final = store / identity.folder
+    if final.exists():
+        return identity
+    store.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=".part-", dir=store))
+    try:
+        for name, data in ((TENSORS, pool_files.tensors), (CARD, pool_files.card)):
+            with (part / name).open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        _sync_folder(part)
+        part.chmod(0o755)
+        part.rename(final)
+        _sync_folder(store)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return identity
+
+
+def read_pool(folder: Path, backbone: BackboneInfo | None = None) -> tuple[PoolVersion, PromptPool]:
+    """Read and check one version."""
+    try:
+        pool_files = PoolFiles((folder / TENSORS).read_bytes(), (folder / CARD).read_bytes())
+        return decode(pool_files, backbone)
+    except OSError as error:
+        raise PoolError(f"{folder}: {error.strerror}: {error.filename}") from error
+    except PoolError as error:
+        raise PoolError(f"{folder}: {error}") from error
+
+
+def _pool(fields: Mapping[str, Any], backbone: BackboneInfo, tensors: dict[str, Tensor]) -> PromptPool:
+    tasks = []
+    for number, task in enumerate(fields["tasks"]):
+        prefix = f"tasks.{number}."
+        own = {name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}
+        record = {key: task[key] for key in _TASK_FIELDS}
+        tasks.append(TaskPrompt(name=task["name"], classes=tuple(task["classes"]), **own, **record))
+    g_prompt = tensors.pop("g_prompt")
+    if tensors:
+        raise PoolError(f"{TENSORS}: tensors that {CARD} does not name: {', '.join(sorted(tensors))}")
+    return PromptPool(
+        backbone=backbone,
+        g_layers=tuple(fields["g_layers"]),
+        e_layers=tuple(fields["e_layers"]),
+        g_prompt=g_prompt,
+        tasks=tuple(tasks),
+        head_scale=float(fields["head"]["scale"]),
+        matching=fields["matching"],
+    )
+
+
+def _backbone(fields: Mapping[str, Any]) -> BackboneInfo:
+    return BackboneInfo(**fields | {"mean": tuple(fields["mean"]), "std": tuple(fields["std"])})
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _digest(fields: Mapping[str, Any]) -> str:
+    canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
