@@ -1,0 +1,1 @@
+"""The long-running daemon and its command line."""

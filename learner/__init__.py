@@ -1,0 +1,1 @@
+"""From labelled shards to a trained task: data, losses, the training loop, evaluation, benchmarks."""

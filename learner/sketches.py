@@ -39,7 +39,7 @@ class Sketches:
 
 def read(name: str) -> Sketches:
     """The drawings of one demo class."""
-    with files(__package__).joinpath("sketches", f"{name}.png").open("rb") as file:
+    with files(__package__).joinpath("sketch_sheets", f"{name}.png").open("rb") as file:
         sheet = np.asarray(Image.open(file, formats=("PNG",)))
     drawings = sheet.reshape(SHEET, SIZE, SHEET, SIZE).swapaxes(1, 2).reshape(-1, SIZE, SIZE)
     return Sketches(training=drawings[:TRAINING], held_out=drawings[TRAINING:])

@@ -32,7 +32,7 @@ EMBEDDED_MEAN, EMBEDDED_STD = 1.0, 0.35  # white paper is 0, so a convolution's 
 
 def embedded_vit(embed_layer: Callable[..., nn.Module] = SketchStem, drop_path_rate: float = 0.0) -> nn.Module:
     """The architecture of the embedded backbone, without its weights."""
-    return VisionTransformer(  # type: ignore[no-any-return]
+    return VisionTransformer(
         img_size=IMAGE_SIZE, patch_size=7, num_classes=0, embed_dim=128, depth=6, num_heads=4,
         embed_layer=embed_layer, drop_path_rate=drop_path_rate,
     )  # fmt: skip
@@ -97,8 +97,9 @@ def _from_file(name: str, path: Path, image_size: int | None) -> tuple[nn.Module
         raise BackboneError(f"{path}: expected a .safetensors file; other formats can run code when they are read")
     if not path.is_file():
         raise BackboneError(f"{path}: no such file")
+    overlay = {"file": str(path), "custom_load": False}  # some names would otherwise expect JAX's .npz
     try:
-        vit = _create(name, image_size, pretrained=True, pretrained_cfg_overlay={"file": str(path)})
+        vit = _create(name, image_size, pretrained=True, pretrained_cfg_overlay=overlay)
     except BackboneError:
         raise
     except Exception as error:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
@@ -50,15 +50,25 @@ def _as_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def prepare(image: Image.Image, info: BackboneInfo) -> Float[Tensor, "3 height width"]:
-    """Resize the shorter side, crop the centre, normalise."""
+def crop_to_size(image: Image.Image, info: BackboneInfo) -> Image.Image:
+    """Resize the shorter side and cut out the centre, at the backbone's size."""
     size = info.image_size
-    short = round(size / info.crop)
-    scale = short / min(image.size)
-    resized = image.resize(
-        (max(size, round(image.width * scale)), max(size, round(image.height * scale))), Image.Resampling.BICUBIC
-    )
+    scale = round(size / info.crop) / min(image.size)
+    wanted = (max(size, round(image.width * scale)), max(size, round(image.height * scale)))
+    resized = image if image.size == wanted else image.resize(wanted, Image.Resampling.BICUBIC)
     left, top = (resized.width - size) // 2, (resized.height - size) // 2
-    pixels = np.asarray(resized.crop((left, top, left + size, top + size)), dtype=np.float32) / 255
-    mean, std = np.float32(info.mean), np.float32(info.std)
-    return torch.from_numpy((pixels - mean) / std).permute(2, 0, 1).contiguous()  # [h, w, 3] -> [3, h, w]
+    return resized.crop((left, top, left + size, top + size))
+
+
+def normalise(
+    pixels: UInt8[Tensor, "batch 3 height width"], info: BackboneInfo
+) -> Float[Tensor, "batch 3 height width"]:
+    """The backbone's input."""
+    mean, std = (torch.tensor(values, device=pixels.device)[:, None, None] for values in (info.mean, info.std))
+    return (pixels.float() / 255 - mean) / std
+
+
+def prepare(image: Image.Image, info: BackboneInfo) -> Float[Tensor, "3 height width"]:
+    """The backbone's input for one picture."""
+    pixels = torch.from_numpy(np.array(crop_to_size(image, info)))
+    return normalise(pixels.permute(2, 0, 1)[None], info)[0]  # [h, w, 3] -> [3, h, w]

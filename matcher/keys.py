@@ -25,12 +25,12 @@ class KeyBank:
         return self.keys.split(self.sizes)
 
     @cached_property
-    def task_of_row(self) -> Int[Tensor, "rows"]:
+    def task_of_row(self) -> Int[Tensor, " rows"]:
         """The task of every key."""
         tasks = torch.arange(len(self.sizes)).repeat_interleave(torch.tensor(self.sizes))
         return tasks.to(self.keys.device)
 
-    def score(self, query: Float[Tensor, "batch dim"], task: int, top_keys: int) -> Float[Tensor, "batch"]:
+    def score(self, query: Float[Tensor, "batch dim"], task: int, top_keys: int) -> Float[Tensor, " batch"]:
         """S_t of one task."""
         return _sum_of_largest(F.normalize(query, dim=1) @ self.by_task[task].T, top_keys)
 
@@ -43,7 +43,7 @@ class KeyBank:
         return torch.stack([_sum_of_largest(own, top_keys) for own in cosines.split(self.sizes, dim=1)], dim=1)
 
 
-def _sum_of_largest(cosines: Float[Tensor, "batch keys"], top_keys: int) -> Float[Tensor, "batch"]:
+def _sum_of_largest(cosines: Float[Tensor, "batch keys"], top_keys: int) -> Float[Tensor, " batch"]:
     """A task with fewer than K keys counts its mean cosine K times, or small tasks could never win."""
     if top_keys == 1:
         return cosines.amax(dim=1)
@@ -65,10 +65,11 @@ def plain_keys(pool: PromptPool, keys_per_task: int | None) -> KeyBank:
 
 def _bank(by_task: list[Float[Tensor, "_ dim"]], keys_per_task: int | None) -> KeyBank:
     if keys_per_task is not None:
-        by_task = [_grouped(keys, min(keys_per_task, len(keys))) for keys in by_task]
+        by_task = [grouped(keys, min(keys_per_task, len(keys))) for keys in by_task]
     return KeyBank(F.normalize(torch.cat(by_task), dim=1), tuple(len(keys) for keys in by_task))
 
 
-def _grouped(keys: Float[Tensor, "keys dim"], number: int) -> Float[Tensor, "number dim"]:
+def grouped(keys: Float[Tensor, "keys dim"], number: int) -> Float[Tensor, "number dim"]:
+    """Fewer keys: those of neighbouring classes added up."""
     groups = key_groups(len(keys), number).to(keys.device)
     return torch.zeros(number, keys.shape[1], device=keys.device).index_add(0, groups, keys)

@@ -63,10 +63,11 @@ class TaskPrompt:
 
     def to(self, device: torch.device) -> "TaskPrompt":
         """The same on another device."""
-        return replace(self, **{name: tensor.to(device) for name, tensor in self.tensors().items()})
+        moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.tensors().items()}
+        return replace(self, **moved)
 
 
-def key_groups(classes: int, keys: int) -> Int[Tensor, "classes"]:
+def key_groups(classes: int, keys: int) -> Int[Tensor, " classes"]:
     """Which key stands for which class when a task has fewer keys than classes: neighbours share one."""
     return torch.arange(classes) * keys // classes
 
@@ -145,7 +146,7 @@ class PromptPool:
         """The e-prompt of one task, for a whole batch."""
         return Prompt(self.e_layers, (self.tasks[task].e_prompt,))
 
-    def e_rows(self, tasks: Int[Tensor, "rows"]) -> Prompt:
+    def e_rows(self, tasks: Int[Tensor, " rows"]) -> Prompt:
         """For each row the e-prompt of its own task."""
         return Prompt(self.e_layers, tuple(self.tasks[t].e_prompt for t in tasks.tolist()))
 
@@ -163,7 +164,7 @@ class PromptPool:
         return tuple((number, name) for number, task in enumerate(self.tasks) for name in task.classes)
 
     @cached_property
-    def row_task(self) -> Int[Tensor, "rows"]:
+    def row_task(self) -> Int[Tensor, " rows"]:
         """The task of every head row."""
         sizes = torch.tensor([len(task.classes) for task in self.tasks])
         return torch.arange(len(self.tasks)).repeat_interleave(sizes).to(self.g_prompt.device)

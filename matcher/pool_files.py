@@ -93,8 +93,8 @@ def decode(pool_files: PoolFiles, backbone: BackboneInfo | None = None) -> tuple
         trained_on = _backbone(fields["backbone"])
         if backbone is not None and trained_on != backbone:
             raise PoolError(
-                f"the pool was trained on {trained_on.name} ({trained_on.weights_sha256[:12]}, {trained_on.image_size} px), "
-                f"not on {backbone.name} ({backbone.weights_sha256[:12]}, {backbone.image_size} px)"
+                f"the pool was trained on {_short(trained_on)}, not on {_short(backbone)}; "
+                "configure the backbone it was trained on"
             )
         pool = _pool(fields, trained_on, load_tensors(pool_files.tensors))
         return PoolVersion(fields["version"], digest, fields["parent"]), pool
@@ -144,7 +144,9 @@ def _pool(fields: Mapping[str, Any], backbone: BackboneInfo, tensors: dict[str, 
     tasks = []
     for number, task in enumerate(fields["tasks"]):
         prefix = f"tasks.{number}."
-        own = {name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}
+        own: dict[str, Any] = {
+            name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)
+        }
         record = {key: task[key] for key in _TASK_FIELDS}
         tasks.append(TaskPrompt(name=task["name"], classes=tuple(task["classes"]), **own, **record))
     g_prompt = tensors.pop("g_prompt")
@@ -162,7 +164,11 @@ def _pool(fields: Mapping[str, Any], backbone: BackboneInfo, tensors: dict[str, 
 
 
 def _backbone(fields: Mapping[str, Any]) -> BackboneInfo:
-    return BackboneInfo(**fields | {"mean": tuple(fields["mean"]), "std": tuple(fields["std"])})
+    return BackboneInfo(**(dict(fields) | {"mean": tuple(fields["mean"]), "std": tuple(fields["std"])}))
+
+
+def _short(backbone: BackboneInfo) -> str:
+    return f"{backbone.name} ({backbone.weights_sha256[:12]}, {backbone.image_size} px)"
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mqmk.matcher.classifiers import logits
 from mqmk.matcher.errors import MatchError
-from mqmk.matcher.matchers import MATCHERS, NOBODY, Match, MatchSettings, Scene, match
+from mqmk.matcher.matchers import MATCHERS, NOBODY, Match, MatchSettings, match
 from mqmk.matcher.pool import PromptPool
 from mqmk.matcher.prompted_vit import FrozenViT
 
@@ -86,16 +86,18 @@ def predict(
     pool: PromptPool,
     images: Float[Tensor, "batch 3 height width"],
     settings: PredictSettings | None = None,
-    true_task: Int[Tensor, "batch"] | None = None,
+    true_task: Int[Tensor, " batch"] | None = None,
 ) -> Predicted:
     """Match and classify a batch. An image's answer does not depend on the images beside it."""
+    if not len(images):
+        raise MatchError("expected at least one image")
     settings = settings or PredictSettings()
     name = settings.matcher
     if name == AUTO:
         name = choose_matcher(pool, settings.budget, settings.match.shortlist)
     if pool.backbone != vit.info:
         raise MatchError(f"the pool was trained on {pool.backbone.name}, not on {vit.info.name} with these weights")
-    found = match(name, Scene(vit, pool, images, settings.match, true_task))
+    found = match(name, vit, pool, images, settings.match, true_task)
     values = logits(pool, found, settings.classifier, settings.readout)
     return Predicted(name, found, values.softmax(dim=1))
 

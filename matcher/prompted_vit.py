@@ -11,10 +11,11 @@ class token only, because nothing reads the other tokens.
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 
@@ -53,14 +54,14 @@ class Projected:
     k: Float[Tensor, "batch heads tokens width"]
     v: Float[Tensor, "batch heads tokens width"]
 
-    def rows(self, index: Int[Tensor, "rows"]) -> "Projected":
+    def rows(self, index: Int[Tensor, " rows"]) -> "Projected":
         """One entry for each index."""
         return Projected(self.q[index], self.k[index], self.v[index])
 
 
 @dataclass(frozen=True)
 class Stem:
-    """The part of a forward pass that does not depend on the task: hidden states before `layer`, and its projections."""
+    """What a forward pass computes whatever the task: the hidden states before `layer`, and its projections."""
 
     layer: int
     hidden: Float[Tensor, "batch tokens dim"]
@@ -69,7 +70,7 @@ class Stem:
     def __len__(self) -> int:
         return len(self.hidden)
 
-    def rows(self, index: Int[Tensor, "rows"]) -> "Stem":
+    def rows(self, index: Int[Tensor, " rows"]) -> "Stem":
         """The stem of images[index], in that order; an image may be named more than once."""
         return replace(self, hidden=self.hidden[index], projected=self.projected.rows(index))
 
@@ -77,13 +78,13 @@ class Stem:
 class FrozenViT:
     """A timm ViT that is never trained. Gradients flow through it to the prompts, never into it."""
 
-    def __init__(self, vit: nn.Module, info: BackboneInfo, device: torch.device) -> None:
+    def __init__(self, vit: Any, info: BackboneInfo, device: torch.device) -> None:
         self._vit = vit.eval().requires_grad_(False).to(device)
         self.info = info
         self.device = device
-        self.dim: int = vit.embed_dim  # type: ignore[assignment]
-        self.depth: int = len(vit.blocks)  # type: ignore[arg-type]
-        self.tokens: int = vit.patch_embed.num_patches + vit.num_prefix_tokens  # type: ignore[operator, union-attr, assignment]
+        self.dim: int = vit.embed_dim
+        self.depth: int = len(vit.blocks)
+        self.tokens: int = vit.patch_embed.num_patches + vit.num_prefix_tokens
 
     def autocast(self) -> AbstractContextManager[None]:
         """Half precision where the device is fast at it."""
@@ -97,7 +98,7 @@ class FrozenViT:
         """Everything below the first layer with an e-prompt, and that layer's projections."""
         with self.autocast():
             vit = self._vit
-            hidden = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))  # type: ignore[operator]
+            hidden = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))
             for layer in range(first_e_layer):
                 hidden = self._block(layer, hidden, self._project(layer, hidden), g_prompt)
             return Stem(first_e_layer, hidden, self._project(first_e_layer, hidden))
@@ -108,10 +109,10 @@ class FrozenViT:
             hidden = self._block(stem.layer, stem.hidden, stem.projected, *prompts)
             for layer in range(stem.layer + 1, self.depth):
                 hidden = self._block(layer, hidden, self._project(layer, hidden), *prompts)
-            return self._vit.norm(hidden[:, 0]).float()  # type: ignore[operator]
+            return self._vit.norm(hidden[:, 0]).float()
 
     def _project(self, layer: int, hidden: Float[Tensor, "batch tokens dim"]) -> Projected:
-        block = self._vit.blocks[layer]  # type: ignore[index]
+        block = self._vit.blocks[layer]
         attention = block.attn
         x = block.norm1(hidden)
 
@@ -130,7 +131,7 @@ class FrozenViT:
     def _block(
         self, layer: int, hidden: Float[Tensor, "batch tokens dim"], projected: Projected, *prompts: Prompt | None
     ) -> Float[Tensor, "batch asking dim"]:
-        block = self._vit.blocks[layer]  # type: ignore[index]
+        block = self._vit.blocks[layer]
         attention = block.attn
         keys, values = [projected.k], [projected.v]
         for prompt in prompts:

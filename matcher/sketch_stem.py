@@ -4,6 +4,7 @@ On so little data a stem of 3x3 convolutions learns far better than a linear pat
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -45,8 +46,9 @@ class SketchStem(nn.Module):
 
     def fused(self) -> "SketchStem":
         """The same function of the image with the batch norms folded into the convolutions."""
-        stem = SketchStem(embed_dim=self.convolutions[-1].out_channels)
-        for i, norm in enumerate(self.norms):
-            stem.convolutions[i] = fuse_conv_bn_eval(self.convolutions[i].eval(), norm.eval())
-        stem.convolutions[-1] = self.convolutions[-1]
+        convolutions: list[Any] = list(self.convolutions)
+        norms: list[Any] = list(self.norms)
+        stem = SketchStem(embed_dim=convolutions[-1].out_channels)
+        folded = [fuse_conv_bn_eval(c.eval(), n.eval()) for c, n in zip(convolutions[:-1], norms, strict=True)]
+        stem.convolutions = nn.ModuleList([*folded, convolutions[-1]])
         return stem

@@ -15,6 +15,8 @@ settings.register_profile("default", deadline=None, derandomize=True, max_exampl
 settings.register_profile("search", deadline=None, max_examples=500)  # HYPOTHESIS_PROFILE=search looks further
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+torch.set_num_threads(1)  # most tests compute so little that a second thread only costs
+
 ASSETS = Path(__file__).resolve().parent.parent.parent / "shared" / "assets"
 
 

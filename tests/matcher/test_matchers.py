@@ -11,14 +11,14 @@ from naive import Naive
 
 from mqmk.matcher.classifiers import CLASSIFIERS, READOUTS, logits
 from mqmk.matcher.errors import MatchError
-from mqmk.matcher.matchers import MATCHERS, NOBODY, MatchSettings, Scene, match
+from mqmk.matcher.matchers import MATCHERS, NOBODY, MatchSettings, match
 
 EXACT = 1e-5
 
 
 def assert_equals_naive(vit, pool, images, matcher, settings=None, true_task=None):
     settings = settings or MatchSettings()
-    found = match(matcher, Scene(frozen(vit), pool, images, settings, true_task))
+    found = match(matcher, frozen(vit), pool, images, settings, true_task)
     naive = Naive(vit, pool, settings.top_keys, settings.keys_per_task)
     for i, image in enumerate(images):
         true = 0 if true_task is None else int(true_task[i])
@@ -68,7 +68,7 @@ def test_cascade_accepts_at_once_only_beyond_the_margin(accept_margin):
     settings = MatchSettings(accept_margin=accept_margin)
     images = random_images(8)
     assert_equals_naive(vit, pool, images, "cascade", settings)
-    queries = set(match("cascade", Scene(frozen(vit), pool, images, settings)).queries.tolist())
+    queries = set(match("cascade", frozen(vit), pool, images, settings).queries.tolist())
     assert queries == {0.0: {2}, 0.03: {2, 4}, 10.0: {4}}[accept_margin]
 
 
@@ -76,8 +76,8 @@ def test_cascade_with_a_full_shortlist_is_exact_matching():
     vit = frozen(random_timm_vit())
     pool = random_pool((3, 2, 5, 2), vit=vit)
     images = random_images(6)
-    exact = match("mqmk", Scene(vit, pool, images, MatchSettings()))
-    full = match("cascade", Scene(vit, pool, images, MatchSettings(shortlist=99)))
+    exact = match("mqmk", vit, pool, images, MatchSettings())
+    full = match("cascade", vit, pool, images, MatchSettings(shortlist=99))
     torch.testing.assert_close(full.scores, exact.scores, atol=EXACT, rtol=0)
     torch.testing.assert_close(full.query, exact.query, atol=EXACT, rtol=EXACT)
 
@@ -112,7 +112,7 @@ def test_an_answer_does_not_depend_on_batch_size_position_or_batch_mates(matcher
     order = torch.tensor(data.draw(st.permutations(range(len(images)))))[: data.draw(st.integers(1, len(images)))]
 
     def ask(chosen, how):
-        found = match(matcher, Scene(vit, pool, images[chosen], how, true_task[chosen]))
+        found = match(matcher, vit, pool, images[chosen], how, true_task[chosen])
         return found, logits(pool, found, "fc", "task"), logits(pool, found, "fc", "all")
 
     everyone = torch.arange(len(images))
@@ -131,8 +131,8 @@ def test_new_tasks_leave_the_scores_of_old_ones_as_they_were():
     vit = frozen(random_timm_vit())
     pool = random_pool((3, 2), vit=vit)
     images = random_images(4)
-    before = match("mqmk", Scene(vit, pool, images, MatchSettings()))
-    after = match("mqmk", Scene(vit, pool.with_task(random_task("new", 4)), images, MatchSettings()))
+    before = match("mqmk", vit, pool, images, MatchSettings())
+    after = match("mqmk", vit, pool.with_task(random_task("new", 4)), images, MatchSettings())
     torch.testing.assert_close(after.scores[:, :2], before.scores, atol=EXACT, rtol=0)
 
 
@@ -142,8 +142,8 @@ def test_a_forgotten_task_leaves_no_trace(matcher):
     pool = random_pool((3, 2), vit=vit)
     forgotten = pool.with_task(random_task("new", 4)).without_task("new")
     images = random_images(4)
-    before = match(matcher, Scene(vit, pool, images, MatchSettings()))
-    after = match(matcher, Scene(vit, forgotten, images, MatchSettings()))
+    before = match(matcher, vit, pool, images, MatchSettings())
+    after = match(matcher, vit, forgotten, images, MatchSettings())
     assert torch.equal(after.scores, before.scores)
     assert torch.equal(after.query, before.query)
 
@@ -161,7 +161,7 @@ def test_memory_of_a_pass_is_bounded_with_two_hundred_tasks(matcher):
         return run_block(layer, hidden, *rest)
 
     vit._block = watched
-    found = match(matcher, Scene(vit, pool, random_images(64), MatchSettings(tokens_per_pass=80)))
+    found = match(matcher, vit, pool, random_images(64), MatchSettings(tokens_per_pass=80))
     assert found.scores.shape == (64, 200)
     assert largest <= 80
 
@@ -169,19 +169,19 @@ def test_memory_of_a_pass_is_bounded_with_two_hundred_tasks(matcher):
 def test_unknown_names_and_impossible_requests_say_what_to_do():
     vit = frozen(random_timm_vit())
     pool = random_pool((2, 2), vit=vit)
-    scene = Scene(vit, pool, random_images(2), MatchSettings())
-    with pytest.raises(MatchError, match="no matcher is called 'best'; choose one of sqsk, .*cascade"):
-        match("best", scene)
+    images = random_images(2)
+    with pytest.raises(MatchError, match=r"no matcher is called 'best'; choose one of sqsk, .*cascade"):
+        match("best", vit, pool, images)
     with pytest.raises(MatchError, match="given the true task"):
-        match("perfect", scene)
+        match("perfect", vit, pool, images)
     with pytest.raises(MatchError, match="learned no task yet"):
-        match("mqmk", Scene(vit, random_pool((), vit=vit), random_images(2), MatchSettings()))
+        match("mqmk", vit, random_pool((), vit=vit), random_images(2), MatchSettings())
     with pytest.raises(MatchError, match="shortlist must be at least 1"):
         MatchSettings(shortlist=0)
     lean = dataclasses.replace(random_task("lean", 2), plain_means=None)
     with pytest.raises(MatchError, match="'lean' has no means of plain queries"):
-        match("sqsk", Scene(vit, pool.with_task(lean), random_images(2), MatchSettings()))
-    found = match("mqmk", scene)
+        match("sqsk", vit, pool.with_task(lean), random_images(2), MatchSettings())
+    found = match("mqmk", vit, pool, images)
     with pytest.raises(MatchError, match="no classifier is called 'svm'; choose one of fc, ncm, km"):
         logits(pool, found, "svm", "all")
     with pytest.raises(MatchError, match="no read-out"):

