@@ -18,7 +18,7 @@ lint: .venv/installed
 bench: .venv/installed
 	$(BIN)/mqmk-daemon bench speed
 
-# The embedded backbone and the demo's sketches, made again from the public drawings (an hour on two cores).
+# The embedded backbone and the demo's sketches, made again from the public drawings (half an hour on two cores).
 pretrain: .venv/installed $(DRAWINGS)
 	$(BIN)/python -m mqmk.learner.pretrain_embedded $(DRAWINGS) --out matcher/embedded \
 	    --sketches learner/sketch_sheets --checkpoint build/pretrain.safetensors

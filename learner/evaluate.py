@@ -5,20 +5,20 @@ shuffled batches of mixed tasks, and kept in a table. Every matcher's answer the
 scoring that serves requests, and evaluating after each of M tasks costs M passes a picture, not M squared.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from mqmk.learner.tasks import Pictures
-from mqmk.matcher import matchers
-from mqmk.matcher.classifiers import logits
+from mqmk.matcher.classifiers import READOUTS, logits
 from mqmk.matcher.images import normalise
-from mqmk.matcher.matchers import Match, MatchSettings
+from mqmk.matcher.matchers import Match, MatchSettings, Scene, decide
 from mqmk.matcher.pool import PromptPool
-from mqmk.matcher.prompted_vit import FrozenViT, Prompt
+from mqmk.matcher.prompted_vit import FrozenViT
 
 BATCH = 64
 
@@ -88,11 +88,23 @@ def extend(table: QueryTable, vit: FrozenViT, pool: PromptPool, held_out: HeldOu
     return QueryTable(own, plus, plain)
 
 
-def matched(
-    name: str, pool: PromptPool, table: QueryTable, settings: MatchSettings, true_task: Int[Tensor, " images"]
-) -> Match:
-    """What the named matcher answers, from the table. The pool is on the CPU."""
-    return matchers.match(name, _FromTable(pool, table, settings, true_task))
+@dataclass(frozen=True, eq=False)
+class TableQueries:
+    """The queries of all held-out pictures as a matcher asks for them."""
+
+    table: QueryTable
+
+    def plain(self) -> Float[Tensor, "images dim"]:
+        return self.table.plain
+
+    def plus(self) -> Float[Tensor, "images dim"]:
+        return self.table.plus
+
+    def by_task(self) -> Iterator[Float[Tensor, "images dim"]]:
+        yield from self.table.own.unbind(dim=1)
+
+    def own(self, image: Int[Tensor, " rows"], task: Int[Tensor, " rows"]) -> Float[Tensor, "rows dim"]:
+        return self.table.own[image, task]
 
 
 @dataclass(frozen=True)
@@ -104,11 +116,88 @@ class Tally:
     accuracy_task: float
     recall_at_3: float
     """Share of pictures whose true task is among the three best scores."""
-    queries: float
-    by_task_all: tuple[float, ...]
-    by_task_task: tuple[float, ...]
-    by_task_matching: tuple[float, ...]
     agreement: float
     """Share of pictures matched to the same task as by exact matching."""
+    queries: float
+    """Mean number of queries a picture."""
+    task_matching: tuple[float, ...]
+    task_accuracy_all: tuple[float, ...]
+    task_accuracy_task: tuple[float, ...]
     confusion: tuple[tuple[int, ...], ...]
     """Rows: true task, columns: matched task."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Everything that held-out pictures say about one pool. The pool is on the CPU, where the table is."""
+
+    pool: PromptPool
+    table: QueryTable
+    held_out: HeldOut
+
+    def match(self, matcher: str, settings: MatchSettings | None = None) -> Match:
+        """What the named matcher answers."""
+        scene = Scene(TableQueries(self.table), self.pool, settings or MatchSettings(), self.held_out.task)
+        return decide(matcher, scene)
+
+    def tally(self, matcher: str, settings: MatchSettings | None = None, classifier: str = "fc") -> Tally:
+        """How the named matcher did."""
+        found = self.match(matcher, settings)
+        matched = found.task == self.held_out.task
+        rightly = {way: self.rightly(found, classifier, way) for way in READOUTS}
+        best = found.scores.topk(min(3, found.scores.shape[1]), dim=1).indices
+        exact = self.match("mqmk", settings).task
+        return Tally(
+            matching_rate=_share(matched),
+            accuracy_all=_share(rightly["all"]),
+            accuracy_task=_share(rightly["task"]),
+            recall_at_3=_share((best == self.held_out.task[:, None]).any(dim=1)),
+            agreement=_share(found.task == exact),
+            queries=found.queries.float().mean().item(),
+            task_matching=self._by_task(matched),
+            task_accuracy_all=self._by_task(rightly["all"]),
+            task_accuracy_task=self._by_task(rightly["task"]),
+            confusion=self._confusion(found.task),
+        )
+
+    def rightly(self, found: Match, classifier: str, readout: str) -> Bool[Tensor, " images"]:
+        """Which pictures got their own label; a label that several tasks know counts whichever task gave it."""
+        rows = logits(self.pool, found, classifier, readout).argmax(dim=1)
+        labels = [label for _, label in self.pool.labels]
+        names = torch.tensor([labels.index(label) for label in labels])
+        return names[rows] == names[self.true_row]
+
+    @property
+    def true_row(self) -> Int[Tensor, " images"]:
+        """The head row of each picture's true class."""
+        sizes = torch.tensor([0, *(len(task.classes) for task in self.pool.tasks)])
+        return sizes.cumsum(0)[self.held_out.task] + self.held_out.label
+
+    def _by_task(self, good: Bool[Tensor, " images"]) -> tuple[float, ...]:
+        return tuple(_share(good[self.held_out.task == task]) for task in range(len(self.pool.tasks)))
+
+    def _confusion(self, matched: Int[Tensor, " images"]) -> tuple[tuple[int, ...], ...]:
+        tasks = len(self.pool.tasks)
+        pairs = torch.bincount(self.held_out.task * tasks + matched, minlength=tasks * tasks)
+        return tuple(tuple(row) for row in pairs.reshape(tasks, tasks).tolist())
+
+
+def matching_card(evaluation: Evaluation, names: Iterable[str]) -> dict[str, Any]:
+    """What a pool file says of each matcher, from held-out pictures: the table that `auto` chooses by."""
+    rows = {name: evaluation.tally(name) for name in names}
+    return {
+        "held_out": len(evaluation.held_out.task),
+        "matchers": {
+            name: {
+                "rate": row.matching_rate,
+                "agreement": row.agreement,
+                "cost": row.queries,
+                "accuracy": row.accuracy_task,
+            }
+            for name, row in rows.items()
+        },
+    }
+
+
+def _share(good: Bool[Tensor, " images"]) -> float:
+    return good.float().mean().item() if len(good) else 0.0

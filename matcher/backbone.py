@@ -30,7 +30,7 @@ RANDOM: Final = "random"
 EMBEDDED_MEAN, EMBEDDED_STD = 1.0, 0.35  # white paper is 0, so a convolution's zero padding is paper
 
 
-def embedded_vit(embed_layer: Callable[..., nn.Module] = SketchStem, drop_path_rate: float = 0.0) -> nn.Module:
+def embedded_vit(embed_layer: Callable[..., nn.Module] = SketchStem, drop_path_rate: float = 0.0) -> Any:
     """The architecture of the embedded backbone, without its weights."""
     return VisionTransformer(
         img_size=IMAGE_SIZE, patch_size=7, num_classes=0, embed_dim=128, depth=6, num_heads=4,
