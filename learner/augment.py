@@ -30,7 +30,8 @@ def augment(
         return torch.empty(batch).uniform_(low, high, generator=random)
 
     area = uniform(how.least_area, 1.0)
-    shape = uniform(-math.log(4 / 3), math.log(4 / 3)).mul(0.5).exp()
+    longest = math.log(4 / 3) if how.least_area < 1 else 0.0
+    shape = uniform(-longest, longest).mul(0.5).exp()
     width, height = (area.sqrt() * shape).clamp(max=1.0), (area.sqrt() / shape).clamp(max=1.0)
     mirror = torch.where((uniform(0.0, 1.0) < 0.5) & how.mirror, -1.0, 1.0)
     across, down = uniform(-1.0, 1.0) * (1 - width), uniform(-1.0, 1.0) * (1 - height)

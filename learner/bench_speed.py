@@ -32,7 +32,7 @@ class SpeedSettings:
 
     backbones: tuple[str, ...] = ("deit_tiny_patch16_224", "vit_base_patch16_224")
     tasks: tuple[int, ...] = (10, 20, 100)
-    images: int = 4
+    images: int = 2
     e_length: int = 20
     rounds: int = 3
     too_long_to_repeat: float = 15.0  # seconds; a row that takes longer is measured once

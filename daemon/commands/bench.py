@@ -20,7 +20,7 @@ def bench() -> None:
     "--backbone", "backbones", multiple=True, help="A timm ViT; may be repeated. [default: DeiT-Ti, ViT-B/16]"
 )
 @click.option("--tasks", multiple=True, type=click.IntRange(min=1), help="M; may be repeated. [default: 10, 20, 100]")
-@click.option("--images", type=click.IntRange(min=1), default=4, show_default=True)
+@click.option("--images", type=click.IntRange(min=1), default=2, show_default=True)
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document; progress goes to standard error.")
 def speed(backbones: tuple[str, ...], tasks: tuple[int, ...], images: int, rounds: int, as_json: bool) -> None:
