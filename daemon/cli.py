@@ -9,11 +9,13 @@ from typing import Final
 import click
 
 COMMANDS: Final[Mapping[str, str]] = {
+    "pack": "mqmk.daemon.commands.pack:pack",
     "bench": "mqmk.daemon.commands.bench:bench",
 }
 """Where each command lives; its module is imported only when the command is named."""
 
 SUMMARIES: Final[Mapping[str, str]] = {
+    "pack": "Make task shards and their manifest from a folder of pictures.",
     "bench": "Measure speed and accuracy.",
 }
 

@@ -132,7 +132,7 @@ def _joint_accuracy(tasks: Sequence[Task], vit: FrozenViT, settings: TrainSettin
     return accuracy[-1] or 0.0
 
 
-def as_json(settings: AccuracySettings, vit: FrozenViT, runs: Sequence[Run], seconds: float) -> dict[str, Any]:
+def as_document(settings: AccuracySettings, vit: FrozenViT, runs: Sequence[Run], seconds: float) -> dict[str, Any]:
     """What `--json` prints: means over seeds, with their spread."""
     rows = {}
     for name in settings.matchers:

@@ -1,4 +1,4 @@
-"""How a folder of pictures becomes a stream of tasks for the benchmark: `{train,test}/CLASS/*`, N tasks of its classes."""
+"""How a folder of pictures becomes a stream of tasks for the benchmark: `{train,test}/CLASS/*`, cut into N tasks."""
 
 import random
 from collections.abc import Iterable, Iterator, Sequence

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
@@ -55,7 +56,8 @@ def encode(pool: PromptPool, version: int, parent: int | None) -> tuple[PoolVers
     tensors = {"g_prompt": pool.g_prompt}
     for number, task in enumerate(pool.tasks):
         tensors |= {f"tasks.{number}.{name}": tensor for name, tensor in task.tensors().items()}
-    data = save_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    own = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    data = save_tensors(own)  # which refuses tensors that share memory, as keys and means do
     fields = {
         "schema": SCHEMA,
         "version": version,

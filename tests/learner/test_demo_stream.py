@@ -1,0 +1,45 @@
+"""On ten tasks of sketches that the backbone never saw, many queries with many keys beat one query with one key."""
+
+import pytest
+import torch
+from demo_tasks import demo_task
+
+from mqmk.learner import sketches
+from mqmk.learner.evaluate import Evaluation, HeldOut, extend, first_table
+from mqmk.learner.train import TrainSettings, empty_pool, train_task
+from mqmk.matcher.backbone import load_backbone
+from mqmk.matcher.pool_files import read_pool, write_pool
+
+
+@pytest.fixture(scope="module")
+def evaluation() -> Evaluation:
+    settings = TrainSettings(epochs=2)
+    vit = load_backbone(device=torch.device("cpu"))
+    pool, held_out = empty_pool(vit, settings), HeldOut.nothing(28)
+    for number, name in enumerate(sketches.TASKS):
+        task = demo_task(name)
+        pool = train_task(task, vit, pool, settings).added_to(pool)
+        held_out = held_out.with_task(number, task.held_out)
+    return Evaluation(pool, extend(first_table(vit), vit, pool, held_out), held_out)
+
+
+def test_mqmk_matches_at_least_twelve_points_better_than_sqsk(evaluation):
+    assert evaluation.tally("mqmk").matching_rate >= evaluation.tally("sqsk").matching_rate + 0.12
+
+
+def test_the_read_out_within_the_matched_task_is_the_better_one(evaluation):
+    tally = evaluation.tally("mqmk")
+    assert tally.accuracy_task > tally.accuracy_all + 0.05
+    assert tally.accuracy_task > 0.5  # of fifty classes
+
+
+def test_knowing_the_task_is_an_upper_bound(evaluation):
+    perfect = evaluation.tally("perfect").accuracy_task
+    assert all(perfect >= evaluation.tally(name).accuracy_task for name in ("sqsk", "mqmk", "mqmk-ei", "cascade"))
+
+
+def test_a_trained_pool_survives_its_files(evaluation, tmp_path):
+    identity = write_pool(evaluation.pool, tmp_path, version=10, parent=9)
+    _, pool = read_pool(tmp_path / identity.folder, evaluation.pool.backbone)
+    again = Evaluation(pool, evaluation.table, evaluation.held_out)
+    assert again.tally("cascade") == evaluation.tally("cascade")
