@@ -17,6 +17,7 @@ lint: .venv/installed
 
 bench: .venv/installed
 	$(BIN)/mqmk-daemon bench speed
+	$(BIN)/mqmk-daemon bench training
 
 # The embedded backbone and the demo's sketches, made again from the public drawings (half an hour on two cores).
 pretrain: .venv/installed $(DRAWINGS)

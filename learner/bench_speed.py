@@ -118,22 +118,24 @@ def judge(rows: list[Row]) -> Iterator[Bar]:
     for name in dict.fromkeys(row.backbone for row in rows):
         exact = found.get((name, 10, "mqmk"))
         if exact and name == "vit_base_patch16_224":
-            yield _at_most(f"{name}: mqmk at 10 tasks, share of naive", 0.80, exact.ratio_to_naive)
+            yield at_most(f"{name}: mqmk at 10 tasks, share of naive", 0.80, exact.ratio_to_naive)
         few, many = found.get((name, 10, "cascade")), found.get((name, 100, "cascade"))
         if few and many:
-            yield _at_least(f"{name}: cascade at 100 tasks, times faster than naive", 20.0, 1 / many.ratio_to_naive)
+            yield at_least(f"{name}: cascade at 100 tasks, times faster than naive", 20.0, 1 / many.ratio_to_naive)
             grown = many.ms_per_image / few.ms_per_image
-            yield _at_most(f"{name}: cascade at 100 tasks, times its own time at 10", 1.25, grown)
+            yield at_most(f"{name}: cascade at 100 tasks, times its own time at 10", 1.25, grown)
         for matcher in TWO_PASS:
             slowest = max((r.ratio_to_plain for r in rows if (r.backbone, r.matcher) == (name, matcher)), default=0.0)
-            yield _at_most(f"{name}: {matcher}, plain forwards", 2.2, slowest)
+            yield at_most(f"{name}: {matcher}, plain forwards", 2.2, slowest)
 
 
-def _at_most(promise: str, limit: float, measured: float) -> Bar:
+def at_most(promise: str, limit: float, measured: float) -> Bar:
+    """A promise that a figure stays small."""
     return Bar(f"{promise} <= {limit:g}", limit, round(measured, 3), measured <= limit)
 
 
-def _at_least(promise: str, limit: float, measured: float) -> Bar:
+def at_least(promise: str, limit: float, measured: float) -> Bar:
+    """A promise that a figure is large enough."""
     return Bar(f"{promise} >= {limit:g}", limit, round(measured, 3), measured >= limit)
 
 
@@ -157,7 +159,7 @@ def _measure(vit: FrozenViT, tasks: int, settings: SpeedSettings) -> Iterator[Ro
     size = vit.info.image_size
     images = torch.randn(settings.images, 3, size, size, device=vit.device)
     true_task = torch.arange(settings.images) % tasks
-    ways: dict[str, Callable[[], object]] = {"plain": lambda: _whole_pass(vit, images)}
+    ways: dict[str, Callable[[], object]] = {"plain": lambda: whole_pass(vit, images)}
     ways["naive"] = lambda: naive(vit, pool, images)
     ways |= {name: lambda name=name: match(name, vit, pool, images, None, true_task) for name in MATCHERS}  # type: ignore[misc]
     timings = _time_side_by_side(ways, settings)
@@ -195,11 +197,11 @@ def naive(
     """What the published codes do: a whole pass for each task, then one more with the matched prompt."""
     bank = pool.remember("naive", lambda: trained_keys(pool, None))
     tasks = range(len(pool.tasks))
-    scores = [bank.score(_whole_pass(vit, images, pool.g, pool.e(task)), task, 1) for task in tasks]
-    return _whole_pass(vit, images, pool.g, pool.e_rows(torch.stack(scores).argmax(dim=0)))
+    scores = [bank.score(whole_pass(vit, images, pool.g, pool.e(task)), task, 1) for task in tasks]
+    return whole_pass(vit, images, pool.g, pool.e_rows(torch.stack(scores).argmax(dim=0)))
 
 
-def _whole_pass(
+def whole_pass(
     vit: FrozenViT, images: Float[Tensor, "batch 3 height width"], *prompts: Prompt
 ) -> Float[Tensor, "batch dim"]:
     """A forward pass that computes every token of every block and shares nothing, as timm does it."""

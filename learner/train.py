@@ -35,7 +35,7 @@ class TrainSettings:
     batch: int = 64
     accumulate: int = 1
     """Batches whose gradients are added up for one step; batch / accumulate images are in memory at a time."""
-    learning_rate: float = 0.02
+    learning_rate: float = 0.06
     clip: float = 1.0
     g_length: int = 5
     e_length: int = 20

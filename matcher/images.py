@@ -1,6 +1,10 @@
 """From a picture to the tensor the backbone expects: JPEG, PNG or WebP only, with limits checked before decoding."""
 
 import io
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,20 +28,46 @@ class ImageLimits:
 
 
 def decode(data: bytes, limits: ImageLimits | None = None) -> Image.Image:
-    """The picture as RGB, upright. Transparent parts become white paper; 16 bit grey is scaled."""
+    """The picture as RGB, upright. Transparent parts become white paper; 16 bit grey is scaled.
+
+    Whatever a decoder may do with a stranger's bytes is ImageError; a MemoryError is not: it is the machine's.
+    """
     limits = limits or ImageLimits()
     if len(data) > limits.bytes:
         raise ImageError(f"expected at most {limits.bytes:,} bytes, got {len(data):,}")
-    try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            if image.width * image.height > limits.pixels:
-                raise ImageError(f"expected at most {limits.pixels:,} pixels, got {image.width} x {image.height}")
-            image.load()
-            return _as_rgb(ImageOps.exif_transpose(image))
-    except UnidentifiedImageError as error:
-        raise ImageError(f"expected a JPEG, PNG or WebP picture, got {len(data):,} bytes of something else") from error
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ImageError(f"unreadable picture: {error}") from error
+    with _only_image_errors(data), Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        if image.width * image.height > limits.pixels:
+            raise ImageError(f"expected at most {limits.pixels:,} pixels, got {image.width} x {image.height}")
+        image.load()
+        return _as_rgb(ImageOps.exif_transpose(image))
+
+
+def pixel_count(data: bytes) -> int:
+    """From the header only; 0 if it is unreadable, and for Pillow's own bomb alarm more than any limit."""
+    with suppress(ImageError), _only_image_errors(data):
+        try:
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                return image.width * image.height
+        except Image.DecompressionBombError:
+            return sys.maxsize
+    return 0
+
+
+@contextmanager
+def _only_image_errors(data: bytes) -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a decoder's remarks on odd metadata and large sizes; a fault is raised
+        try:
+            yield
+        except (ImageError, MemoryError):
+            raise
+        except UnidentifiedImageError as error:
+            expected = "expected a JPEG, PNG or WebP picture"
+            raise ImageError(f"{expected}, got {len(data):,} bytes of something else") from error
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            raise ImageError(f"unreadable picture: {error}") from error
+        except Exception as error:  # damaged metadata ends in KeyError, struct.error, ZeroDivisionError and others
+            raise ImageError(f"unreadable picture: {type(error).__name__}: {error}") from error
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from mqmk.learner.bench_accuracy import Step
 
 COLUMNS = ("matching_rate", "accuracy_task", "accuracy_all", "forgetting", "forgetting_max", "recall_at_3", "queries")
@@ -51,8 +49,6 @@ def accuracy(
     as_json: bool,
 ) -> None:
     """Learn a folder of pictures as a stream of tasks and report every matcher. Rates come from mixed batches."""
-    from rich.console import Console
-
     from mqmk.learner.bench_accuracy import AccuracySettings, as_document, run_stream
     from mqmk.learner.streams import StreamSettings
     from mqmk.learner.train import TrainSettings
@@ -70,9 +66,8 @@ def accuracy(
         joint,
     )
     vit = load_backbone(backbone, weights=weights or HUB, image_size=image_size)
-    log = Console(stderr=True)
     begun = time.monotonic()
-    runs = [run_stream(vit, settings, seed, lambda step: _draw(log, step)) for seed in range(seeds)]
+    runs = [run_stream(vit, settings, seed, _draw) for seed in range(seeds)]
     document = as_document(settings, vit, runs, time.monotonic() - begun)
     if as_json:
         click.echo(json.dumps(document, indent=2))
@@ -80,16 +75,16 @@ def accuracy(
         _print(document)
 
 
-def _draw(log: "Console", step: "Step") -> None:
+def _draw(step: "Step") -> None:
     where = f"seed {step.seed}  task {step.task + 1}/{step.tasks}"
     if step.progress:
         p = step.progress
         held_out = "" if p.held_out_accuracy is None else f"  held-out {p.held_out_accuracy:.1%}"
-        log.print(f"{where}  epoch {p.epoch}/{p.epochs}  loss {p.loss:.3f}{held_out}  {p.images_per_second:.0f}/s",
-                  highlight=False)  # fmt: skip
+        rate = f"{p.images_per_second:.0f} images/s"
+        click.echo(f"{where}  epoch {p.epoch}/{p.epochs}  loss {p.loss:.3f}{held_out}  {rate}", err=True)
     if step.tallies:
         rates = "  ".join(f"{name} {tally.matching_rate:.1%}" for name, tally in step.tallies.items())
-        log.print(f"{where}  matching rate: {rates}", highlight=False)
+        click.echo(f"{where}  matching rate: {rates}", err=True)
 
 
 def _print(document: dict[str, Any]) -> None:

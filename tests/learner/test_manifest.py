@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from mqmk.learner.errors import TaskRejected
 from mqmk.learner.manifest import Manifest, Shard, ShardSurvey, derive_manifest, label_reader, parse_manifest
-from mqmk.learner.shards import survey_shard, validate_task
+from mqmk.learner.shards import survey_shard
+from mqmk.learner.validation import validate_task
 
 SHA = "ab" * 32
 GOOD = {

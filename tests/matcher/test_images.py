@@ -1,15 +1,19 @@
 """Which pictures are accepted, and what the backbone sees of them."""
 
 import io
+import random
 import struct
+import warnings
 import zlib
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from mqmk.matcher.errors import ImageError
-from mqmk.matcher.images import ImageLimits, decode, prepare
+from mqmk.matcher.images import ImageLimits, decode, pixel_count, prepare
 from mqmk.matcher.prompted_vit import BackboneInfo
 
 INFO = BackboneInfo("test", "0" * 64, 32, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), crop=0.5)
@@ -77,16 +81,109 @@ def test_a_truncated_picture_is_refused():
         decode(saved(Image.effect_noise((64, 64), 50))[:-500])
 
 
-def test_a_bomb_is_refused_from_its_header():
+def png_of(width: int, height: int) -> bytes:
+    """A PNG of a few bytes that claims a size."""
+
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 9000, 9000, 8, 2, 0, 0, 0))
-    bomb = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def test_a_bomb_is_refused_from_its_header():
+    bomb = png_of(9000, 9000)
     with pytest.raises(ImageError, match="expected at most 40,000,000 pixels, got 9000 x 9000"):
         decode(bomb)
     with pytest.raises(ImageError, match="expected at most 10 bytes, got"):
         decode(bomb, ImageLimits(bytes=10))
+
+
+def test_a_size_that_pillow_warns_of_is_refused_by_our_limit():
+    with pytest.raises(ImageError, match="expected at most 40,000,000 pixels, got 11000 x 11000"):
+        decode(png_of(11000, 11000))  # warnings are errors here, and Pillow has one for this
+    with pytest.raises(ImageError, match="unreadable picture"):
+        decode(png_of(10**5, 10**5))  # here Pillow raises by itself
+
+
+def test_pixels_are_counted_from_the_header():
+    assert pixel_count(saved(left_red_right_blue((40, 20)))) == 800
+    assert pixel_count(png_of(11000, 11000)) == 121_000_000
+    assert pixel_count(png_of(10**5, 10**5)) > 10**10
+    assert pixel_count(b"hello") == pixel_count(b"") == 0
+
+
+def with_metadata() -> dict[str, bytes]:
+    """Pictures of every format, plain and with the EXIF that cameras write."""
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010F], exif[0x011A] = 6, "a camera", 72.0
+    exif.get_ifd(0x8769).update({0x829A: 0.01, 0x9003: "2026:01:01 00:00:00"})
+    exif.get_ifd(0x8825).update({1: "N", 2: (52.0, 31.0, 0.0)})
+    image = left_red_right_blue((12, 8))
+    plain = {kind: saved(image, kind) for kind in ("JPEG", "PNG", "WEBP")}
+    tagged = {f"{kind} with EXIF": saved(image, kind, exif=exif, dpi=(72, 72)) for kind in plain}
+    palette = {"PNG palette": saved(image.convert("P"), transparency=0)}
+    moving = {"WEBP frames": saved(image, "WEBP", save_all=True, append_images=[image.rotate(180)])}
+    return plain | tagged | palette | moving
+
+
+PICTURES = with_metadata()
+
+
+def accepted_or_image_error(data: bytes) -> None:
+    try:
+        image = decode(data, ImageLimits(pixels=10_000))
+    except ImageError as error:
+        assert str(error)  # noqa: PT017 - it may also be accepted
+    else:
+        assert image.mode == "RGB"
+    assert pixel_count(data) >= 0
+
+
+@pytest.mark.parametrize("what", PICTURES)
+@settings(max_examples=100)
+@given(data=st.data())
+def test_damaged_pictures_are_decoded_or_refused_and_nothing_else(what, data):
+    broken = bytearray(PICTURES[what])
+    for _ in range(data.draw(st.integers(1, 4))):
+        broken[data.draw(st.integers(0, len(broken) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.one_of(st.just(len(broken)), st.integers(0, len(broken))))
+    accepted_or_image_error(bytes(broken[:cut]))
+
+
+def repaired(png: bytes) -> bytes:
+    """The PNG with the checksums of its chunks made right, so that damage reaches what lies behind them."""
+    parts, place = [png[:8]], 8
+    while place + 12 <= len(png):
+        size = int.from_bytes(png[place : place + 4], "big")
+        body = png[place + 4 : place + 8 + size]
+        parts += [png[place : place + 4], body, struct.pack(">I", zlib.crc32(body))]
+        place += 12 + size
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("what", [name for name in PICTURES if "EXIF" in name])
+def test_damaged_metadata_is_no_reason_for_any_other_error(what):
+    chance, whole = random.Random(0), PICTURES[what]
+    start = min(place for mark in (b"MM\0*", b"II*\0") if (place := whole.find(mark)) >= 0)  # the EXIF's own header
+    end = min(len(whole), start + 220)
+    for _ in range(1500):
+        broken = bytearray(whole)
+        for _ in range(chance.randint(1, 6)):
+            broken[chance.randrange(start, end)] = chance.choice((0, 1, 255, chance.randrange(256)))
+        accepted_or_image_error(repaired(bytes(broken)) if "PNG" in what else bytes(broken))
+
+
+def test_odd_metadata_is_passed_over_in_silence(recwarn):
+    exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x05\x01\x12"  # promises five entries and ends in the first
+    data = saved(left_red_right_blue(), "JPEG", exif=exif)
+    with pytest.warns(UserWarning, match="Corrupt EXIF data"):
+        Image.open(io.BytesIO(data)).close()  # Pillow has something to say,
+    for action in ("error", "always"):
+        with warnings.catch_warnings():
+            warnings.simplefilter(action)
+            assert decode(data).size == (40, 20)  # and it is no reason to refuse the picture
+    assert not recwarn
 
 
 def test_the_centre_is_cropped_and_normalised():
