@@ -21,7 +21,7 @@ _CORNERS = (  # of the marks that are not circles, in radii: colour alone is not
 
 def line_chart(title: str, lines: Mapping[str, Sequence[float]], colours: Mapping[str, int]) -> Markup:
     """Rates from 0 to 1 after each task, one line for each name, labelled at its end."""
-    width, height, left, right, top, bottom = 420, 280, 40, 78, 12, 36
+    width, height, left, right, top, bottom = 420, 280, 44, 78, 12, 36
     steps = max(len(values) for values in lines.values())
     least = min((v for values in lines.values() for v in values), default=0.0)
     floor_at = min(0.9, max(0, floor(least * 10)) / 10)
@@ -57,20 +57,28 @@ def line_chart(title: str, lines: Mapping[str, Sequence[float]], colours: Mappin
 def heat_map(title: str, names: Sequence[str], counts: Sequence[Sequence[int]]) -> Markup:
     """True tasks down, matched tasks across, in per cent of a row; the diagonal is what should be full."""
     cell = 44 if len(names) <= 8 else 32
-    label, top = 132, 38
+    label, top = 116, 38
     size = cell * len(names)
     marks = [tag("text", "matched task", x=label + size / 2, y=12, text_anchor="middle")]
     for row, (name, found) in enumerate(zip(names, counts, strict=True)):
         y, total = top + row * cell, sum(found)
         marks.append(tag("text", str(row + 1), x=label + (row + 0.5) * cell, y=top - 8, text_anchor="middle"))
         shown = tag("title", name)
-        text = f"{row + 1}  {_short(name, 15)}"
+        text = f"{row + 1}  {_short(name, 13)}"
         marks.append(tag("text", shown, text, x=label - 8, y=y + cell / 2 + 4, text_anchor="end"))
         for column, count in enumerate(found):
             share = count / total if total else 0.0
             hint = f"{name}, matched to {names[column]}: {count} of {total} pictures"
             x = label + column * cell
-            box = tag("rect", x=x + 1, y=y + 1, width=cell - 2, height=cell - 2, rx=3, class_="cell")
+            box = tag(
+                "rect",
+                x=x + 1,
+                y=y + 1,
+                width=cell - 2,
+                height=cell - 2,
+                rx=3,
+                class_="cell own" if row == column else "cell",
+            )
             kind = "hit" if row == column else "miss"
             fill = tag("rect", x=x + 1, y=y + 1, width=cell - 2, height=cell - 2, rx=3, class_=kind, fill_opacity=share)
             strong = "number strong" if share > 0.6 else "number"
@@ -104,7 +112,7 @@ def task_legend(names: Sequence[str]) -> Markup:
     """Which mark stands for which task."""
     entries = []
     for number, name in enumerate(names):
-        mark = tag("path", d=_dot(number, 7, 7, 5), style=task_colour(number, len(names)))
+        mark = tag("path", d=_dot(number, 7.0, 7.0, 5.0), style=task_colour(number, len(names)))
         icon = tag("svg", mark, width=14, height=14, viewBox="0 0 14 14", aria_hidden="true")
         entries.append(tag("li", icon, f"{number + 1} {name}"))
     return tag("ul", *entries, class_="legend")
@@ -135,19 +143,19 @@ def _ticks(floor_at: float) -> list[int]:
     return [tenth for tenth in range(first, 11) if 10 - first <= 5 or (10 - tenth) % 2 == 0]
 
 
-def _grid_line(y: float, text: str, left: float, right: float) -> Markup:
+def _grid_line(y: float, text: str, left: int, right: int) -> Markup:
     line = tag("path", d=f"M{left} {y:.1f}H{right}", class_="grid")
     return join(line, tag("text", text, x=left - 6, y=y + 4, text_anchor="end"))
 
 
-def _apart(places: Mapping[str, float], gap: float, lowest: float) -> dict[str, float]:
+def _apart(places: Mapping[str, float], gap: int, lowest: int) -> dict[str, float]:
     """The same places, moved so that labels do not lie upon each other."""
     order = sorted(places, key=lambda name: places[name])
     moved: dict[str, float] = {}
-    previous = -gap
+    previous = float(-gap)
     for name in order:
         previous = moved[name] = max(places[name], previous + gap)
-    limit = max(lowest, gap * (len(order) - 1))
+    limit = float(max(lowest, gap * (len(order) - 1)))
     for name in reversed(order):
         moved[name] = min(moved[name], limit)
         limit = moved[name] - gap

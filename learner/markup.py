@@ -20,7 +20,7 @@ def join(*parts: Content) -> Markup:
     )
 
 
-def tag(name: str, /, *content: Content, **attributes: str | float | bool | None) -> Markup:
+def tag(name: str, /, *content: Content, **attributes: str | int | float | None) -> Markup:
     """An element. `class_` gives `class`, `stroke_width` gives `stroke-width`; None and False leave one out.
 
     >>> tag("td", "a < b", class_="name")
@@ -47,5 +47,5 @@ def cells(name: str, *values: Content) -> Markup:
     return tag("tr", first, *(tag(name, value, scope="col" if name == "th" else None) for value in values[1:]))
 
 
-def _number(value: str | float) -> str:
+def _number(value: str | int | float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

@@ -39,6 +39,7 @@ WORDS: Final = {
     "perfect": "the true task is given: an upper bound, not a method",
 }
 _PLAIN_FIRST = ("sqsk", "sqmk")  # their first query is a whole pass without prompts, which shares nothing
+_A_T, _F_T = Markup("A<sub>T</sub>"), Markup("F<sub>T</sub>")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -60,7 +61,7 @@ def write_report(
     links = [tag("a", title, href=f"#{name}") for name, title, _ in sections]
     labels, pictures = len(first.pool.labels), len(first.held_out.task)
     heading = f"{labels} classes in {len(first.pool.tasks)} tasks, {pictures:,} held-out pictures"
-    about = f"Learned one task after another by prompts on the frozen {vit.info.name}. {_seeds(runs)}"
+    about = f"Learned one task after another by prompts on the frozen ViT “{vit.info.name}”. {_seeds(runs)}"
     body = tag("main", tag("h1", heading), tag("p", about), tag("nav", *links), *(each for _, _, each in sections))
     path.write_text(_page(heading, body), encoding="utf-8")
 
@@ -99,9 +100,9 @@ def _summary(runs: Sequence[Run], document: Mapping[str, Any]) -> Markup:
     rows = document["matchers"]
     columns: dict[str, tuple[str, Callable[[float], str]]] = {
         "matching_rate": ("matching rate", _per_cent),
-        "accuracy_task": ("A_T of matched task", _per_cent),
-        "accuracy_all": ("A_T of all classes", _per_cent),
-        "forgetting": ("F_T", _per_cent),
+        "accuracy_task": (join(_A_T, " of matched task"), _per_cent),
+        "accuracy_all": (join(_A_T, " of all classes"), _per_cent),
+        "forgetting": (_F_T, _per_cent),
         "recall_at_3": ("recall@3", _per_cent),
         "queries": ("queries", lambda value: f"{value:.1f}"),
     }
@@ -116,21 +117,21 @@ def _summary(runs: Sequence[Run], document: Mapping[str, Any]) -> Markup:
         if accuracy is not None:
             lines.append(cells("td", name, "–", "–", _per_cent(accuracy), "–", "–", "1.0"))
     explained = (
-        "A_T is the mean accuracy over tasks after the last one, once choosing among the classes of the matched task "
-        "and once among all classes; F_T is what was lost since each task was learned. “joint” learns all classes at "
-        "once, from data that a stream of tasks never has together."
+        " is the mean accuracy over tasks after the last one, once choosing among the classes of the matched task "
+        "and once among all classes; forgetting is what was lost since each task was learned. “joint” learns all "
+        "classes at once, from data that a stream of tasks never has together."
     )
     found = table(cells("th", "matcher", *(title for title, _ in columns.values())), lines)
-    return join(_tiles(document), tag("p", explained), found, _glossary(rows))
+    return join(_tiles(document), tag("p", _A_T, explained), found, _glossary(rows))
 
 
 def _tiles(document: Mapping[str, Any]) -> Markup:
     rows = document["matchers"]
     name = _main(rows)
-    shown = {
-        f"accuracy A_T ({name})": _per_cent(rows[name]["accuracy_task"]),
+    shown: dict[str, str] = {
+        join("accuracy ", _A_T, f" ({name})"): _per_cent(rows[name]["accuracy_task"]),
         f"matching rate ({name})": _per_cent(rows[name]["matching_rate"]),
-        f"forgetting F_T ({name})": _per_cent(rows[name]["forgetting"]),
+        join("forgetting ", _F_T, f" ({name})"): _per_cent(rows[name]["forgetting"]),
         "without prompts": _per_cent(document["plain_ncm"]),
         "minutes of training": f"{document['train_seconds'] / 60:.1f}",
     }
@@ -173,7 +174,7 @@ def _confusions(run: Run) -> Markup:
     names = _task_names(run.evaluation)
     maps = [heat_map(name, names, run.evaluation.tally(name).confusion) for name in DETAILED]
     about = "Rows are true tasks, columns matched tasks, numbers per cent of the row's pictures; empty means none."
-    return join(tag("p", about), tag("div", *maps, class_="pair" if len(names) <= 8 else None))
+    return join(tag("p", about), tag("div", *maps, class_="pair" if len(names) <= 11 else None))
 
 
 def _forgetting(matchers: Sequence[str], runs: Sequence[Run]) -> Markup:

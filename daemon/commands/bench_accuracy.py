@@ -30,6 +30,7 @@ COLUMNS = ("matching_rate", "accuracy_task", "accuracy_all", "forgetting", "forg
 @click.option("--g-prompt", type=click.Choice(["first", "always"]), default="first", show_default=True)
 @click.option("--e-length", type=click.IntRange(min=1), default=20, show_default=True)
 @click.option("--joint/--no-joint", help="Also train all classes as one task, the upper row of the paper's tables.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write a report to look at.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document; progress goes to standard error.")
 def accuracy(
     data: Path,
@@ -46,6 +47,7 @@ def accuracy(
     g_prompt: str,
     e_length: int,
     joint: bool,
+    html: Path | None,
     as_json: bool,
 ) -> None:
     """Learn a folder of pictures as a stream of tasks and report every matcher. Rates come from mixed batches."""
@@ -69,6 +71,11 @@ def accuracy(
     begun = time.monotonic()
     runs = [run_stream(vit, settings, seed, _draw) for seed in range(seeds)]
     document = as_document(settings, vit, runs, time.monotonic() - begun)
+    if html:
+        from mqmk.learner.report import write_report
+
+        write_report(html, settings, vit, runs, document)
+        click.echo(f"report: {html}", err=True)
     if as_json:
         click.echo(json.dumps(document, indent=2))
     else:

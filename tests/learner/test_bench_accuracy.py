@@ -105,14 +105,15 @@ def test_ablations_of_the_keys_need_no_further_training(run):
     assert found["shortlist"]["3"].matching_rate == run.evaluation.tally("mqmk").matching_rate  # three tasks in all
 
 
-def test_the_command_prints_json_and_draws_progress(folder):
-    options = "--tasks 2 --epochs 1 --train-per-class 5 --matchers sqsk,mqmk --seeds 2 --json"
+def test_the_command_prints_json_draws_progress_and_writes_a_report(folder, tmp_path):
+    options = "--tasks 2 --epochs 1 --train-per-class 5 --matchers sqsk,mqmk --seeds 2 --html report.html --json"
     command = [Path(sys.executable).with_name("mqmk-daemon"), "bench", "accuracy", "--data", folder, *options.split()]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     document = json.loads(found.stdout)
     assert document["matchers"].keys() == {"sqsk", "mqmk"}
     assert document["settings"]["stream"]["tasks"] == 2
     assert "seed 1  task 2/2  epoch 1/1" in found.stderr
+    assert "matching rate" in (tmp_path / "report.html").read_text().lower()
 
 
 @pytest.mark.shared

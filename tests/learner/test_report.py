@@ -18,10 +18,10 @@ from mqmk.learner.tasks import InMemory
 from mqmk.matcher.pool import PromptPool
 
 CHROMIUM = Path("/usr/bin/chromium")
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-).split()
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
 CLASSES = (3, 2, 4)
 MATCHERS = ("sqmk", "mqmk", "mqmk-ei", "cascade", "perfect")
 EVIL = "<script>alert(1)</script>"
@@ -159,10 +159,10 @@ def test_a_plane_keeps_every_point_and_is_the_same_again():
 
 
 def test_a_query_of_the_given_task_costs_one_pass_and_sharing_makes_many_cheaper(vit):
-    assert plain_passes("perfect", 1, vit, first_e_layer=2) == pytest.approx(1)
-    assert plain_passes("sqmk", 2, vit, first_e_layer=2) == pytest.approx(2)
-    assert 1 < plain_passes("mqmk", 10, vit, first_e_layer=2) < 10
-    assert plain_passes("mqmk", 10, vit, first_e_layer=0) > plain_passes("mqmk", 10, vit, first_e_layer=2)
+    assert plain_passes("perfect", 1.0, vit, first_e_layer=2) == pytest.approx(1)
+    assert plain_passes("sqmk", 2.0, vit, first_e_layer=2) == pytest.approx(2)
+    assert 1 < plain_passes("mqmk", 10.0, vit, first_e_layer=2) < 10
+    assert plain_passes("mqmk", 10.0, vit, first_e_layer=0) > plain_passes("mqmk", 10.0, vit, first_e_layer=2)
 
 
 def test_only_markup_is_left_as_it_is():
@@ -187,8 +187,7 @@ def test_a_browser_shows_it_without_errors_and_without_scrolling_sideways(tmp_pa
         page.on("dialog", lambda dialog: (troubles.append(dialog.message), dialog.dismiss()))
         page.on("request", lambda request: troubles.append(request.url) if request.url.startswith("http") else None)
         page.goto(path.as_uri())
-        for closed in page.locator("details:not([open]) > summary").all():
-            closed.click()
+        page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
         across = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
         pictures = page.evaluate("[...document.images].every(image => image.naturalWidth > 0)")
         browser.close()
