@@ -23,8 +23,6 @@ from mqmk.learner.train import Progress, TrainSettings, empty_pool, train_task
 from mqmk.matcher.matchers import MATCHERS, MatchSettings
 from mqmk.matcher.prompted_vit import FrozenViT
 
-FIGURES = ("matching_rate", "accuracy_all", "accuracy_task", "forgetting", "forgetting_max", "recall_at_3", "queries")
-
 
 @dataclass(frozen=True)
 class AccuracySettings:

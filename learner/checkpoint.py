@@ -1,21 +1,22 @@
 """How a training run survives a kill: its whole state in one safetensors file, replaced atomically after each epoch."""
 
-import os
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
+
+from mqmk.matcher.durable import sync_folder, write_file
 
 
 def write(path: Path, tensors: dict[str, Tensor]) -> None:
     """Durable when this returns; a reader sees the old file or the new one."""
     part = path.with_suffix(".part")
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, part)
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
+    part.unlink(missing_ok=True)
+    write_file(part, save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))
     part.replace(path)
+    sync_folder(path.parent)
 
 
 def read(path: Path) -> dict[str, Tensor] | None:

@@ -30,6 +30,7 @@ from webdataset.writer import ShardWriter
 from mqmk.learner.errors import PackError, TaskRejected
 from mqmk.learner.manifest import DEFAULT_HOLDOUT, FILE_NAME, Manifest, Shard, is_class_name, is_safe_name
 from mqmk.learner.shards import IMAGES, open_picture
+from mqmk.matcher.durable import sync_folder, write_file
 from mqmk.matcher.errors import ImageError
 
 DEFAULT_SHARD_BYTES: Final = 256 * 2**20
@@ -235,27 +236,16 @@ def _manifest(task: str, classes: tuple[str, ...], shards: tuple[Shard, ...], cr
 
 def _publish(part: Path, final: Path, manifest: Manifest) -> None:
     """TASK.json last; then the whole folder under its name by one rename."""
-    with (part / FILE_NAME).open("xb") as file:
-        file.write(manifest.to_bytes())
-        file.flush()
-        os.fsync(file.fileno())
+    write_file(part / FILE_NAME, manifest.to_bytes())
     part.chmod(0o755)
-    _sync_folder(part)
+    sync_folder(part)
     try:
         part.rename(final)
     except OSError as error:
         raise PackError(
             f"{final}: somebody else made it meanwhile ({error.strerror}); choose another --task"
         ) from error
-    _sync_folder(final.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(final.parent)
 
 
 class _HashingFile:

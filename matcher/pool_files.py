@@ -6,7 +6,6 @@ the sha256 of pool.safetensors. Writing twice is harmless; a folder appears comp
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from mqmk.matcher.durable import sync_folder, write_file
 from mqmk.matcher.errors import PoolError
 from mqmk.matcher.pool import PromptPool, TaskPrompt
 from mqmk.matcher.prompted_vit import BackboneInfo
@@ -118,14 +118,11 @@ def write_pool(pool: PromptPool, store: Path, version: int, parent: int | None) 
     part = Path(tempfile.mkdtemp(prefix=".part-", dir=store))
     try:
         for name, data in ((TENSORS, pool_files.tensors), (CARD, pool_files.card)):
-            with (part / name).open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        _sync_folder(part)
+            write_file(part / name, data)
+        sync_folder(part)
         part.chmod(0o755)
         part.rename(final)
-        _sync_folder(store)
+        sync_folder(store)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return identity
@@ -180,11 +177,3 @@ def _plain(value: Any) -> Any:
 def _digest(fields: Mapping[str, Any]) -> str:
     canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

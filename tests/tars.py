@@ -1,5 +1,6 @@
 """Small real shards and manifests for tests, good ones and bad ones."""
 
+import dataclasses
 import hashlib
 import io
 import tarfile
@@ -7,9 +8,12 @@ from collections.abc import Callable, Iterable
 from typing import BinaryIO
 
 import numpy as np
+import pytest
 from PIL import Image
 
+from mqmk.learner.errors import TaskRejected
 from mqmk.learner.manifest import Manifest, Shard
+from mqmk.learner.validation import validate_task
 
 Files = list[tuple[str, bytes]]
 
@@ -71,3 +75,16 @@ def opener(*datas: bytes) -> Callable[[str], BinaryIO]:
         return io.BytesIO(shards[name])
 
     return open_shard
+
+
+def assert_refused(data: bytes, code: str, member: str | None) -> TaskRejected:
+    """Validation of a task with this shard fails with the code and names the place."""
+    promised = (dataclasses.replace(shard(data, 13), bytes=max(1, len(data))),)
+    with pytest.raises(TaskRejected) as refused:
+        validate_task(dataclasses.replace(manifest(b"any", samples=13), shards=promised), opener(data))
+    error = refused.value
+    assert (error.code, error.shard, error.member) == (code, "birds-000000.tar", member)
+    assert error.offset is not None
+    assert error.offset <= len(data)
+    assert "expected" in str(error) or "unreadable picture" in str(error)
+    return error

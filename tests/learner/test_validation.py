@@ -64,17 +64,7 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_bad_data_is_refused_with_a_code_and_its_place(what):
     data, code, member = REFUSED[what]
-    manifest = dataclasses.replace(
-        tars.manifest(GOOD, samples=13),
-        shards=(dataclasses.replace(tars.shard(data, 13), bytes=max(1, len(data))),),
-    )
-    with pytest.raises(TaskRejected) as refused:
-        validate_task(manifest, tars.opener(data))
-    error = refused.value
-    assert (error.code, error.shard, error.member) == (code, "birds-000000.tar", member)
-    assert error.offset is not None
-    assert error.offset <= len(data)
-    assert "expected" in str(error) or "unreadable picture" in str(error)
+    tars.assert_refused(data, code, member)
 
 
 @pytest.mark.parametrize(
