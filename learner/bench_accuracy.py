@@ -139,7 +139,7 @@ def as_document(settings: AccuracySettings, vit: FrozenViT, runs: Sequence[Run],
         rows[name] |= {f"{key}_spread": pstdev(each[key] for each in figures) for key in figures[0]}
     joint = [run.joint_accuracy for run in runs if run.joint_accuracy is not None]
     return {
-        "settings": _plain(asdict(settings)) | {"backbone": asdict(vit.info)},
+        "settings": _plain(asdict(settings) | {"backbone": asdict(vit.info)}),
         "matchers": rows,
         "plain_ncm": fmean(run.plain_ncm for run in runs),
         "joint": fmean(joint) if joint else None,

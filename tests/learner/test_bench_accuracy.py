@@ -123,7 +123,9 @@ def test_real_weights_on_real_pictures_learn_two_tasks(assets, tmp_path):
         members = [member for member in archive if Path(member.name).parent.name in wanted]
         archive.extractall(tmp_path, members, filter="data")
     vit = load_backbone("deit_tiny_patch16_224", weights=assets / "deit_tiny_patch16_224.safetensors", image_size=64)
-    stream = StreamSettings(tmp_path / "cifar100", tasks=2, train_per_class=16, test_per_class=10)
-    run = run_stream(vit, AccuracySettings(stream, TrainSettings(epochs=3), ("sqsk", "mqmk", "perfect")), seed=0)
+    stream = StreamSettings(tmp_path / "cifar100", tasks=2, train_per_class=40, test_per_class=10)
+    run = run_stream(
+        vit, AccuracySettings(stream, TrainSettings(epochs=4, batch=16), ("sqsk", "mqmk", "perfect")), seed=0
+    )
     assert run.figures("perfect")["accuracy_task"] > 0.6
     assert run.figures("mqmk")["accuracy_task"] > 0.4
