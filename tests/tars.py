@@ -5,7 +5,7 @@ import hashlib
 import io
 import tarfile
 from collections.abc import Callable, Iterable
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from PIL import Image
 
 from mqmk.learner.errors import TaskRejected
 from mqmk.learner.manifest import Manifest, Shard
-from mqmk.learner.validation import validate_task
+from mqmk.learner.validation import TaskReport, validate_task
 
 Files = list[tuple[str, bytes]]
 
@@ -88,3 +88,18 @@ def assert_refused(data: bytes, code: str, member: str | None) -> TaskRejected:
     assert error.offset <= len(data)
     assert "expected" in str(error) or "unreadable picture" in str(error)
     return error
+
+
+LABELS = ["heron", "owl"] * 6
+GOOD = tar(files(LABELS))
+PNG = picture(999)
+
+
+def validate(*datas: bytes, samples: int = 12, **options: Any) -> TaskReport:
+    """Validate shards under a manifest that is true about their bytes."""
+    return validate_task(manifest(*datas, samples=samples), opener(*datas), **options)
+
+
+def with_members(*members: tuple[str, bytes], extra: Iterable[tarfile.TarInfo] = (), **options: Any) -> bytes:
+    """A good shard with more at its end."""
+    return tar([*files(LABELS), *members], extra=extra, **options)

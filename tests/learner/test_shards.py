@@ -13,6 +13,7 @@ import pytest
 import tars
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tars import GOOD, LABELS, PNG, validate, with_members
 from webdataset.writer import TarWriter
 
 from mqmk.learner.errors import TaskRejected
@@ -25,22 +26,6 @@ from mqmk.learner.shards import (
     training_samples,
 )
 from mqmk.learner.validation import validate_task
-
-LABELS = ["heron", "owl"] * 6
-GOOD = tars.tar(tars.files(LABELS))
-PNG = tars.picture(999)
-
-
-def validate(*datas, samples=12, **options):
-    """Validate shards under a manifest that is true about their bytes."""
-    manifest = tars.manifest(*datas, samples=samples)
-    return validate_task(manifest, tars.opener(*datas), **options)
-
-
-def with_members(*members, extra=(), **options):
-    """A good shard with more at its end."""
-    return tars.tar([*tars.files(LABELS), *members], extra=extra, **options)
-
 
 # ---- what is accepted
 

@@ -6,26 +6,12 @@ import zlib
 
 import pytest
 import tars
+from tars import GOOD, LABELS, PNG, validate, with_members
 
 from mqmk.learner.errors import TaskRejected
 from mqmk.learner.shards import ShardLimits, held_out_samples
 from mqmk.learner.similarity import SimilaritySettings
 from mqmk.learner.validation import validate_task
-
-LABELS = ["heron", "owl"] * 6
-GOOD = tars.tar(tars.files(LABELS))
-PNG = tars.picture(999)
-
-
-def validate(*datas, samples=12, **options):
-    """Validate shards under a manifest that is true about their bytes."""
-    manifest = tars.manifest(*datas, samples=samples)
-    return validate_task(manifest, tars.opener(*datas), **options)
-
-
-def with_members(*members, extra=(), **options):
-    """A good shard with more at its end."""
-    return tars.tar([*tars.files(LABELS), *members], extra=extra, **options)
 
 
 def png_of(width, height):
