@@ -94,6 +94,8 @@ def run_stream(
         pool = train_task(task, vit, pool, train, report=draw).added_to(pool)
         trained = time.monotonic()
         held_out = held_out.with_task(number, task.held_out)
+        if train.g_prompt == "always":  # then every earlier query has changed with it
+            table = first_table(vit)
         table = extend(table, vit, pool, held_out, seed)
         evaluation = Evaluation(pool.to(torch.device("cpu")), table, held_out)
         tallies.append({name: evaluation.tally(name) for name in settings.matchers})

@@ -1,5 +1,6 @@
 """The accuracy benchmark learns a folder as a stream of tasks and reports what it measured."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -8,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from mqmk.learner import sketches
 from mqmk.learner.bench_accuracy import AccuracySettings, as_document, key_ablations, run_stream
 from mqmk.learner.errors import LearnerError
+from mqmk.learner.evaluate import extend, first_table
 from mqmk.learner.streams import StreamSettings, read_stream
 from mqmk.learner.train import TrainSettings
 from mqmk.matcher.backbone import load_backbone
@@ -83,6 +86,13 @@ def test_every_task_is_evaluated_after_every_task(run):
     assert run.figures("perfect")["accuracy_task"] > 0.5
     assert 0 < run.plain_ncm <= 1
     assert 0.2 < run.joint_accuracy <= 1
+
+
+def test_a_g_prompt_that_goes_on_changing_leaves_no_stale_queries(vit, settings):
+    train = dataclasses.replace(settings.train, epochs=1, g_prompt="always")
+    evaluation = run_stream(vit, dataclasses.replace(settings, train=train, joint=False), seed=0).evaluation
+    anew = extend(first_table(vit), vit, evaluation.pool, evaluation.held_out)
+    torch.testing.assert_close(evaluation.table.own, anew.own, atol=1e-5, rtol=1e-5)
 
 
 def test_the_document_has_the_promised_fields(run, settings, vit):
