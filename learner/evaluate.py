@@ -75,7 +75,7 @@ def extend(table: QueryTable, vit: FrozenViT, pool: PromptPool, held_out: HeldOu
     order = torch.randperm(images, generator=torch.Generator().manual_seed(seed))
     for part in order.split(BATCH):
         batch = normalise(held_out.pixels[part].to(vit.device), vit.info)
-        stem = vit.stem(batch, pool.g, pool.e_layers[0])
+        stem = vit.stem(vit.embed(batch), pool.g, pool.e_layers[0])
         plus[part] = vit.query(stem, pool.g, pool.mean_e).cpu()
         new = part >= known_images
         for task in range(tasks):

@@ -187,7 +187,7 @@ class Learning:
         """Q_t with the prompts being trained; no gradient below the first trained layer."""
         g = Prompt(self.pool.g_layers, (self.g_prompt,))
         with torch.set_grad_enabled(self.trains_g and torch.is_grad_enabled()):
-            stem = self.vit.stem(images, g, self.pool.e_layers[0])
+            stem = self.vit.stem(self.vit.embed(images), g, self.pool.e_layers[0])
         return self.vit.query(stem, g, Prompt(self.pool.e_layers, (self.e_prompt,)))
 
     def end_epoch(self) -> None:

@@ -92,16 +92,23 @@ class FrozenViT:
 
     def plain(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch dim"]:
         """The query without any prompt."""
-        return self.query(self.stem(images, None, first_e_layer=self.depth - 1), None)
+        return self.query(self.embed(images))
 
-    def stem(self, images: Float[Tensor, "batch 3 height width"], g_prompt: Prompt | None, first_e_layer: int) -> Stem:
-        """Everything below the first layer with an e-prompt, and that layer's projections."""
+    def embed(self, images: Float[Tensor, "batch 3 height width"]) -> Stem:
+        """What is the same for every prompt, and for none: the patches, and the first layer's projections."""
         with self.autocast():
             vit = self._vit
             hidden = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))
-            for layer in range(first_e_layer):
-                hidden = self._block(layer, hidden, self._project(layer, hidden), g_prompt)
-            return Stem(first_e_layer, hidden, self._project(first_e_layer, hidden))
+            return Stem(0, hidden, self._project(0, hidden))
+
+    def stem(self, embedded: Stem, g_prompt: Prompt | None, first_e_layer: int) -> Stem:
+        """Everything below the first layer with an e-prompt, and that layer's projections."""
+        with self.autocast():
+            stem = embedded
+            while stem.layer < first_e_layer:
+                hidden = self._block(stem.layer, stem.hidden, stem.projected, g_prompt)
+                stem = Stem(stem.layer + 1, hidden, self._project(stem.layer + 1, hidden))
+            return stem
 
     def query(self, stem: Stem, *prompts: Prompt | None) -> Float[Tensor, "batch dim"]:
         """The rest of the forward pass: the class token after the final norm."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from mqmk.matcher.pool import PromptPool
 from mqmk.matcher.prompted_vit import FrozenViT, Stem
 
-_TOKENS_PER_PASS = {"cpu": 1024, "cuda": 65536}  # larger passes leave a CPU's caches; docs/benchmarks.md
+_TOKENS_PER_PASS = {"cpu": 1024, "cuda": 65536}  # larger passes leave a CPU's caches and gain nothing
 
 
 @runtime_checkable
@@ -40,11 +40,15 @@ class LiveQueries:
         self._vit, self._pool, self._images, self._rows_per_pass = vit, pool, images, rows_per_pass
 
     @cached_property
+    def _embedded(self) -> Stem:
+        return self._vit.embed(self._images)
+
+    @cached_property
     def _stem(self) -> Stem:
-        return self._vit.stem(self._images, self._pool.g, self._pool.e_layers[0])
+        return self._vit.stem(self._embedded, self._pool.g, self._pool.e_layers[0])
 
     def plain(self) -> Float[Tensor, "batch dim"]:
-        return self._vit.plain(self._images)
+        return self._vit.query(self._embedded)
 
     def plus(self) -> Float[Tensor, "batch dim"]:
         return self._vit.query(self._stem, self._pool.g, self._pool.mean_e)

@@ -170,7 +170,7 @@ def test_the_matching_loss_moves_the_keys_and_never_the_queries(vit, birds):
 def test_closed_form_keys_minimise_the_matching_loss(vit, birds):
     trained = train_task(birds, vit, empty_pool(vit, QUICK), QUICK)
     pool = trained.added_to(empty_pool(vit, QUICK))
-    stem = vit.stem(normalise(birds.training.pixels, vit.info), pool.g, pool.e_layers[0])
+    stem = vit.stem(vit.embed(normalise(birds.training.pixels, vit.info)), pool.g, pool.e_layers[0])
     queries = vit.query(stem, pool.g, pool.e(0))
 
     def loss(keys):
@@ -191,7 +191,7 @@ def test_early_stopping_keeps_the_best_epoch(vit, birds):
     assert len(seen) < 30
     best = max(progress.held_out_accuracy for progress in seen)
     pool = trained.added_to(empty_pool(vit, settings))
-    stem = vit.stem(normalise(birds.held_out.pixels, vit.info), pool.g, pool.e_layers[0])
+    stem = vit.stem(vit.embed(normalise(birds.held_out.pixels, vit.info)), pool.g, pool.e_layers[0])
     answers = (F.normalize(vit.query(stem, pool.g, pool.e(0)), dim=1) @ pool.head.T).argmax(dim=1)
     assert (answers == birds.held_out.labels).float().mean().item() == pytest.approx(best)
 

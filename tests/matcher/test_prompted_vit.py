@@ -32,7 +32,7 @@ def test_the_prefix_enters_after_the_projection_as_separate_key_and_value_rows()
     key_row, value_row = [0.5, 0.25], [7.0, -4.0]
     backbone = frozen(vit)
     prompt = Prompt((0,), (torch.tensor([[[key_row], [value_row]]]),))
-    found = backbone.query(backbone.stem(torch.zeros(1, 3, 2, 2), None, 0), prompt)
+    found = backbone.query(backbone.stem(backbone.embed(torch.zeros(1, 3, 2, 2)), None, 0), prompt)
 
     # The class token (1, 2) asks the prefix key (0.5, 0.25), itself and the patch (3, -1): dot products 1, 5, 1.
     weights = [math.exp(dot / math.sqrt(2)) for dot in (1.0, 5.0, 1.0)]
@@ -48,7 +48,7 @@ def test_the_prefix_is_split_into_heads_like_the_tokens():
     key_row, value_row = [3.0, 0.0, 0.0, -1.0], [10.0, 20.0, 30.0, 40.0]
     backbone = frozen(vit)
     prompt = Prompt((0,), (torch.tensor([[[key_row], [value_row]]]),))
-    found = backbone.query(backbone.stem(torch.zeros(1, 3, 2, 2), None, 0), prompt)
+    found = backbone.query(backbone.stem(backbone.embed(torch.zeros(1, 3, 2, 2)), None, 0), prompt)
 
     # Head 1 sees the first two numbers of everything, head 2 the last two; the patch token is zero.
     scale = 1 / math.sqrt(2)
@@ -75,7 +75,7 @@ def test_gradients_reach_the_prompts_and_never_the_backbone():
     backbone = frozen(vit)
     g = torch.randn(2, 2, 5, 32, requires_grad=True)
     e = torch.randn(2, 2, 3, 32, requires_grad=True)
-    stem = backbone.stem(random_images(2), Prompt((0, 1), (g,)), 2)
+    stem = backbone.stem(backbone.embed(random_images(2)), Prompt((0, 1), (g,)), 2)
     backbone.query(stem, Prompt((2, 3), (e,))).square().sum().backward()
     assert g.grad is not None
     assert e.grad is not None
@@ -87,7 +87,7 @@ def test_gradients_reach_the_prompts_and_never_the_backbone():
 def test_a_stem_may_name_an_image_more_than_once():
     backbone = frozen(random_timm_vit())
     pool = random_pool((2, 3), vit=backbone)
-    stem = backbone.stem(random_images(3), pool.g, 2)
+    stem = backbone.stem(backbone.embed(random_images(3)), pool.g, 2)
     rows = backbone.query(stem.rows(torch.tensor([2, 2, 0])), pool.g, pool.e_rows(torch.tensor([0, 1, 1])))
     first = backbone.query(stem, pool.g, pool.e(0))
     second = backbone.query(stem, pool.g, pool.e(1))
