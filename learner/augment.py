@@ -1,21 +1,13 @@
 """How a training picture is varied: a random crop of random shape, and a mirror image, on whole batches."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-
-@dataclass(frozen=True)
-class Augmentation:
-    """How much variation."""
-
-    least_area: float = 0.5
-    """The smallest crop, as a share of the picture; 1 turns crops off. The paper has 0.05 with hundreds of epochs."""
-    mirror: bool = True
+from mqmk.learner.settings import Augmentation
 
 
 def augment(

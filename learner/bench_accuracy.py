@@ -17,9 +17,10 @@ from torch.nn import functional as F
 
 from mqmk.learner import metrics
 from mqmk.learner.evaluate import Evaluation, HeldOut, Tally, extend, first_table
+from mqmk.learner.settings import TrainSettings
 from mqmk.learner.streams import StreamSettings, read_stream
 from mqmk.learner.tasks import InMemory, Task
-from mqmk.learner.train import Progress, TrainSettings, empty_pool, train_task
+from mqmk.learner.train import Progress, empty_pool, train_task
 from mqmk.matcher.matchers import MATCHERS, MatchSettings
 from mqmk.matcher.prompted_vit import FrozenViT
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mqmk.learner.bench_speed import Bar, at_least, whole_pass
+from mqmk.learner.settings import TrainSettings
 from mqmk.learner.tasks import InMemory, Task
-from mqmk.learner.train import Learning, TrainSettings, empty_pool
+from mqmk.learner.train import Learning, empty_pool
 from mqmk.matcher.backbone import RANDOM, load_backbone
 from mqmk.matcher.pool import TaskPrompt
 from mqmk.matcher.prompted_vit import FrozenViT, Prompt

@@ -7,16 +7,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from mqmk.matcher.durable import sync_folder, write_file
+from mqmk.matcher.durable import replace_file
 
 
 def write(path: Path, tensors: dict[str, Tensor]) -> None:
     """Durable when this returns; a reader sees the old file or the new one."""
-    part = path.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    write_file(part, save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))
-    part.replace(path)
-    sync_folder(path.parent)
+    replace_file(path, save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))
 
 
 def read(path: Path) -> dict[str, Tensor] | None:

@@ -4,11 +4,10 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from mqmk.learner.manifest import Manifest
+from mqmk.learner.settings import DEFAULT_LIMITS, ShardLimits
 from mqmk.learner.shards import (
-    DEFAULT_LIMITS,
     Opener,
     Sample,
-    ShardLimits,
     held_out_samples,
     open_picture,
     training_samples,

@@ -24,6 +24,7 @@ from webdataset.tariterators import base_plus_ext, group_by_keys
 
 from mqmk.learner.errors import TaskRejected
 from mqmk.learner.manifest import Manifest, Shard, ShardSurvey, is_class_name, label_reader
+from mqmk.learner.settings import DEFAULT_LIMITS, ShardLimits
 from mqmk.learner.tar_members import HashingReader, Member, tar_members
 from mqmk.matcher.images import ImageLimits, decode
 
@@ -31,21 +32,6 @@ Opener = Callable[[str], BinaryIO]
 IMAGES: Final = ("jpg", "jpeg", "png", "webp")
 TEXTS: Final = ("cls", "json", "txt")
 _TEXT_BYTES = 2**20
-
-
-@dataclass(frozen=True)
-class ShardLimits:
-    """What a task may cost, and the least it must bring."""
-
-    members: int = 1_000_000  # files in one shard
-    member_bytes: int = 16 * 2**20
-    shard_bytes: int = 8 * 2**30
-    pixels: int = 40_000_000  # of one picture, from its header
-    seconds: float = 3600.0  # to read and check one shard; a read that never returns is for the opener to end
-    min_samples: int = 2  # of every class, held-out ones included
-
-
-DEFAULT_LIMITS: Final = ShardLimits()
 
 
 @dataclass(frozen=True)

@@ -13,24 +13,15 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 from jaxtyping import Float
 from PIL import Image
 
-Policy = Literal["warn", "reject"]
 HASH_BITS: Final = 63
 _SIDE, _LOW, _BUCKET = 32, 8, 256
 _FLAT = 2.0  # grey levels; below this spread a picture is blank paper and its hash is noise
-
-
-@dataclass(frozen=True)
-class SimilaritySettings:
-    """What counts as nearly the same and as extreme."""
-
-    near_bits: int | None = 5  # of 63; None looks for exact duplicates only
-    imbalance: float = 50.0  # samples of the largest class for each of the smallest
 
 
 @dataclass(frozen=True)

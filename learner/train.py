@@ -8,10 +8,9 @@ normalised queries of a class, so one pass after the last epoch gives the exact 
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -19,43 +18,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mqmk.learner import checkpoint
-from mqmk.learner.augment import Augmentation, augment
+from mqmk.learner.augment import augment
+from mqmk.learner.settings import TrainSettings
 from mqmk.learner.tasks import Batch, Task
 from mqmk.matcher.images import normalise
 from mqmk.matcher.keys import grouped
 from mqmk.matcher.pool import PromptPool, TaskPrompt
 from mqmk.matcher.prompted_vit import FrozenViT, Prompt
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """How a task is learned. Every default was measured: docs/accuracy.md."""
-
-    epochs: int = 6
-    batch: int = 64
-    accumulate: int = 1
-    """Batches whose gradients are added up for one step; batch / accumulate images are in memory at a time."""
-    learning_rate: float = 0.06
-    clip: float = 1.0
-    g_length: int = 5
-    e_length: int = 20
-    start: Literal["first", "previous", "random"] = "first"
-    """What a new e-prompt is a copy of. Only `first` keeps tasks independent of each other and of their order."""
-    spread: float = 0.05
-    """Random prompts begin in +-spread."""
-    g_prompt: Literal["first", "always"] = "first"
-    """When the g-prompt is trained. Only `first` leaves old tasks' queries untouched."""
-    keys: Literal["closed-form", "learned"] = "closed-form"
-    keys_per_task: int | None = None
-    head_scale: float = 16.0
-    balanced: bool = False
-    """Show rare classes as often as common ones."""
-    patience: int | None = None
-    """Stop after this many epochs without a better held-out accuracy, and keep the best; None trains to the end."""
-    plain_means: bool = True
-    """Also compute what the single-query baselines need: one more pass over the data."""
-    augmentation: Augmentation = field(default_factory=Augmentation)
-    seed: int = 0
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,15 @@ from PIL import Image
 
 from mqmk.learner.errors import TaskRejected
 from mqmk.learner.manifest import Manifest, Shard
+from mqmk.learner.settings import DEFAULT_LIMITS, Policy, ShardLimits, SimilaritySettings
 from mqmk.learner.shards import (
-    DEFAULT_LIMITS,
     LabelledPicture,
     Opener,
-    ShardLimits,
     is_held_out,
     labelled_pictures,
     open_picture,
 )
-from mqmk.learner.similarity import Lookalike, Lookalikes, Policy, SimilaritySettings, imbalance
+from mqmk.learner.similarity import Lookalike, Lookalikes, imbalance
 from mqmk.matcher.errors import ImageError
 from mqmk.matcher.images import pixel_count
 

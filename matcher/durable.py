@@ -19,3 +19,12 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write or overwrite a file: a reader sees the old content or the new one, and the new one is on disk after."""
+    part = path.with_name(f".{path.name}.part")  # one writer at a time; a leftover of a killed one is replaced
+    part.unlink(missing_ok=True)
+    write_file(part, data)
+    part.replace(path)
+    sync_folder(path.parent)

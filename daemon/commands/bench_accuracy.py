@@ -52,8 +52,8 @@ def accuracy(
 ) -> None:
     """Learn a folder of pictures as a stream of tasks and report every matcher. Rates come from mixed batches."""
     from mqmk.learner.bench_accuracy import AccuracySettings, as_document, run_stream
+    from mqmk.learner.settings import TrainSettings
     from mqmk.learner.streams import StreamSettings
-    from mqmk.learner.train import TrainSettings
     from mqmk.matcher.backbone import HUB, load_backbone
     from mqmk.matcher.matchers import MATCHERS
 

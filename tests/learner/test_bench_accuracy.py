@@ -16,8 +16,8 @@ from mqmk.learner import sketches
 from mqmk.learner.bench_accuracy import AccuracySettings, as_document, key_ablations, run_stream
 from mqmk.learner.errors import LearnerError
 from mqmk.learner.evaluate import extend, first_table
+from mqmk.learner.settings import TrainSettings
 from mqmk.learner.streams import StreamSettings, read_stream
-from mqmk.learner.train import TrainSettings
 from mqmk.matcher.backbone import load_backbone
 
 

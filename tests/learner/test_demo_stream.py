@@ -6,7 +6,8 @@ from demo_tasks import demo_task
 
 from mqmk.learner import sketches
 from mqmk.learner.evaluate import Evaluation, HeldOut, extend, first_table
-from mqmk.learner.train import TrainSettings, empty_pool, train_task
+from mqmk.learner.settings import TrainSettings
+from mqmk.learner.train import empty_pool, train_task
 from mqmk.matcher.backbone import load_backbone
 from mqmk.matcher.pool_files import read_pool, write_pool
 

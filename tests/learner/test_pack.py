@@ -11,7 +11,8 @@ import tars
 from mqmk.learner.errors import PackError
 from mqmk.learner.manifest import parse_manifest
 from mqmk.learner.pack import find_pictures, pack
-from mqmk.learner.shards import ShardLimits, held_out_samples, training_samples
+from mqmk.learner.settings import ShardLimits
+from mqmk.learner.shards import held_out_samples, training_samples
 from mqmk.learner.validation import validate_task
 
 KINDS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "JPG": "JPEG"}

@@ -6,9 +6,10 @@ from PIL import Image
 
 from mqmk.learner import sketches
 from mqmk.learner.pack import pack
+from mqmk.learner.settings import TrainSettings
 from mqmk.learner.shard_task import shard_task
 from mqmk.learner.tasks import Streamed
-from mqmk.learner.train import TrainSettings, empty_pool, train_task
+from mqmk.learner.train import empty_pool, train_task
 from mqmk.learner.validation import validate_task
 from mqmk.matcher.backbone import load_backbone
 

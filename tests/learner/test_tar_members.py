@@ -13,7 +13,8 @@ from tars import GOOD, PNG, validate, with_members
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 from mqmk.learner.errors import TaskRejected
-from mqmk.learner.shards import ShardLimits, held_out_samples, survey_shard, training_samples
+from mqmk.learner.settings import ShardLimits
+from mqmk.learner.shards import held_out_samples, survey_shard, training_samples
 from mqmk.learner.tar_members import HashingReader, Member, tar_members
 from mqmk.learner.validation import validate_task
 

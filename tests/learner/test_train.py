@@ -8,9 +8,10 @@ from demo_tasks import demo_task, side
 from PIL import Image
 from torch.nn import functional as F
 
-from mqmk.learner.augment import Augmentation, augment
+from mqmk.learner.augment import augment
+from mqmk.learner.settings import Augmentation, TrainSettings
 from mqmk.learner.tasks import InMemory, Streamed, Task, pictures
-from mqmk.learner.train import Learning, TrainSettings, empty_pool, train_task
+from mqmk.learner.train import Learning, empty_pool, train_task
 from mqmk.matcher.backbone import load_backbone
 from mqmk.matcher.images import normalise
 

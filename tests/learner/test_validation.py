@@ -9,8 +9,8 @@ import tars
 from tars import GOOD, LABELS, PNG, validate, with_members
 
 from mqmk.learner.errors import TaskRejected
-from mqmk.learner.shards import ShardLimits, held_out_samples
-from mqmk.learner.similarity import SimilaritySettings
+from mqmk.learner.settings import ShardLimits, SimilaritySettings
+from mqmk.learner.shards import held_out_samples
 from mqmk.learner.validation import validate_task
 
 

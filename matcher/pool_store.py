@@ -1,0 +1,77 @@
+"""Where pool versions live and which one is served: `pools/<n>-<digest12>/`, and the pointer `pools/CURRENT`.
+
+Versions are immutable; the pointer is the only thing that moves, by an atomic rename. Absent pointer: nothing has been
+learned yet. Everything here may be done twice.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from mqmk.matcher.durable import replace_file
+from mqmk.matcher.errors import PoolError
+from mqmk.matcher.pool import PromptPool
+from mqmk.matcher.pool_files import PoolVersion, read_pool, write_pool
+from mqmk.matcher.prompted_vit import BackboneInfo
+
+POINTER: Final = "CURRENT"
+_FOLDER = re.compile(r"([0-9]+)-([0-9a-f]{12})")
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """The version that is to be served."""
+
+    version: int
+    digest: str
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder in the store."""
+        return f"{self.version}-{self.digest[:12]}"
+
+
+class PoolStore:
+    """The folder `pools/` of a state directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def current(self) -> Pointer | None:
+        """What CURRENT says; None before the first version."""
+        try:
+            text = (self.folder / POINTER).read_text()
+        except FileNotFoundError:
+            return None
+        try:
+            fields = json.loads(text)
+            return Pointer(int(fields["version"]), str(fields["digest"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise PoolError(f"{self.folder / POINTER}: expected a version and a digest, got {text[:100]!r}") from error
+
+    def point_at(self, version: PoolVersion | Pointer) -> None:
+        """Move CURRENT; durable when this returns."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"version": version.version, "digest": version.digest}) + "\n"
+        replace_file(self.folder / POINTER, text.encode())
+
+    def write(self, pool: PromptPool, version: int, parent: int | None) -> PoolVersion:
+        """Add a version; nothing happens if it is there."""
+        return write_pool(pool, self.folder, version, parent)
+
+    def read(self, at: PoolVersion | Pointer, backbone: BackboneInfo | None = None) -> PromptPool:
+        """The pool of a version, checked against its digest and, if given, its backbone."""
+        found, pool = read_pool(self.folder / at.folder, backbone)
+        if (found.version, found.digest) != (at.version, at.digest):
+            raise PoolError(f"{self.folder / at.folder}: expected digest {at.digest}, got {found.digest}")
+        return pool
+
+    def folders(self) -> dict[int, list[Path]]:
+        """Every version's folders, by number, in order; more than one only after damage from outside."""
+        found: dict[int, list[Path]] = {}
+        for path in sorted(self.folder.iterdir()) if self.folder.is_dir() else []:
+            if name := _FOLDER.fullmatch(path.name):
+                found.setdefault(int(name[1]), []).append(path)
+        return dict(sorted(found.items()))
