@@ -2,6 +2,7 @@
 
 import io
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +18,8 @@ from mqmk.matcher.errors import ImageError
 from mqmk.matcher.prompted_vit import BackboneInfo
 
 FORMATS = ("JPEG", "PNG", "WEBP")
+_PILLOW = r"PIL\."
+_filters = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -55,19 +58,30 @@ def pixel_count(data: bytes) -> int:
 
 @contextmanager
 def _only_image_errors(data: bytes) -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a decoder's remarks on odd metadata and large sizes; a fault is raised
-        try:
-            yield
-        except (ImageError, MemoryError):
-            raise
-        except UnidentifiedImageError as error:
-            expected = "expected a JPEG, PNG or WebP picture"
-            raise ImageError(f"{expected}, got {len(data):,} bytes of something else") from error
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise ImageError(f"unreadable picture: {error}") from error
-        except Exception as error:  # damaged metadata ends in KeyError, struct.error, ZeroDivisionError and others
-            raise ImageError(f"unreadable picture: {type(error).__name__}: {error}") from error
+    _pass_over_remarks()
+    try:
+        yield
+    except (ImageError, MemoryError):
+        raise
+    except UnidentifiedImageError as error:
+        expected = "expected a JPEG, PNG or WebP picture"
+        raise ImageError(f"{expected}, got {len(data):,} bytes of something else") from error
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ImageError(f"unreadable picture: {error}") from error
+    except Exception as error:  # damaged metadata ends in KeyError, struct.error, ZeroDivisionError and others
+        raise ImageError(f"unreadable picture: {type(error).__name__}: {error}") from error
+
+
+def _pass_over_remarks() -> None:
+    """Ignore Pillow's remarks on odd metadata and large sizes, whatever the filters say; a fault is raised.
+
+    `warnings.catch_warnings` swaps the filters of the whole process: two threads that leave it in another order than
+    they came would leave everybody's warnings off. This adds one filter, for Pillow only, and never takes one away.
+    """
+    with _filters:
+        first = warnings.filters[0] if warnings.filters else None
+        if not (first and first[0] == "ignore" and getattr(first[3], "pattern", None) == _PILLOW):
+            warnings.filterwarnings("ignore", module=_PILLOW)
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:

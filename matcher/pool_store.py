@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mqmk.matcher.durable import replace_file
+from mqmk.matcher.durable import replace_file, sync_folder
 from mqmk.matcher.errors import PoolError
 from mqmk.matcher.pool import PromptPool
 from mqmk.matcher.pool_files import PoolVersion, read_pool, write_pool
@@ -60,6 +60,17 @@ class PoolStore:
     def write(self, pool: PromptPool, version: int, parent: int | None) -> PoolVersion:
         """Add a version; nothing happens if it is there."""
         return write_pool(pool, self.folder, version, parent)
+
+    def adopt(self, candidate: Path) -> bool:
+        """Move a version's folder into the store; False if it is neither here nor there."""
+        final = self.folder / candidate.name
+        if not final.exists():
+            if not candidate.exists():
+                return False
+            self.folder.mkdir(parents=True, exist_ok=True)
+            candidate.rename(final)
+            sync_folder(self.folder)
+        return True
 
     def read(self, at: PoolVersion | Pointer, backbone: BackboneInfo | None = None) -> PromptPool:
         """The pool of a version, checked against its digest and, if given, its backbone."""

@@ -1,0 +1,89 @@
+"""Is a new version fit to be served? The new task is good enough, the old ones are untouched, and it works.
+
+Each check returns the reason for a no, in words for the operator, or None.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from mqmk.daemon.config import Backbone, Config, Gate
+from mqmk.learner.evaluate import HeldOut
+from mqmk.learner.settings import TrainSettings
+from mqmk.matcher.golden import changed
+from mqmk.matcher.images import normalise
+from mqmk.matcher.pool import PromptPool
+from mqmk.matcher.prompted_vit import FrozenViT
+
+SAMPLE: Final = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A version before the gate."""
+
+    old: PromptPool
+    new: PromptPool
+    held_out: HeldOut
+    document: Mapping[str, Any]
+    candidate: Path
+    approved: bool
+    """An operator wants it whatever its accuracy; that it works is checked all the same."""
+
+
+def verdict(vit: FrozenViT, config: Config, judged: Judged) -> str | None:
+    """The first reason against the new version."""
+    return (
+        _new_task(config.gate, judged)
+        or _old_tasks(vit, config.train, judged)
+        or _answers_in_a_fresh_process(judged.candidate, config.backbone)
+    )
+
+
+def _new_task(gate: Gate, judged: Judged) -> str | None:
+    if judged.approved or len(judged.new.tasks) <= len(judged.old.tasks):  # forgetting brings no new task
+        return None
+    name = judged.new.tasks[-1].name
+    measured = judged.document["tasks"].get(name)
+    if measured is None:
+        if gate.without_held_out == "promote":
+            return None
+        return (
+            f"{name} has no held-out pictures to be judged by; look at it and `mqmk-daemon promote {name}`, or set "
+            "gate.without_held_out: promote"
+        )
+    reached, floor = measured["accuracy_given_task"], gate.accuracy_floor
+    if reached >= floor:
+        return None
+    return f"{name} reaches {reached:.1%} on its own held-out pictures, below gate.accuracy_floor {floor:.1%}"
+
+
+def _old_tasks(vit: FrozenViT, train: TrainSettings, judged: Judged) -> str | None:
+    old, new, pictures = judged.old, judged.new, judged.held_out.pixels
+    if not old.tasks or train.g_prompt == "always":  # which changes them all, as the operator chose
+        return None
+    some = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(0))[:SAMPLE]
+    images = normalise(pictures[some].to(vit.device), vit.info)
+    return changed(vit, old.to(vit.device), new.to(vit.device), images)
+
+
+def _answers_in_a_fresh_process(candidate: Path, backbone: Backbone, seconds: float = 120.0) -> str | None:
+    """Load the files as a replica would, in a process that knows nothing else, and answer."""
+    with tempfile.TemporaryDirectory(prefix="mqmk-gate-") as folder:
+        order = Path(folder) / "order.json"
+        order.write_text(json.dumps({"pool": str(candidate), "backbone": asdict(backbone)}, default=str))
+        command = [sys.executable, "-m", "mqmk.daemon.fresh_answer", str(order)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        except subprocess.TimeoutExpired:
+            return f"the pool did not answer in a fresh process within {seconds:g} s"
+    if done.returncode == 0:
+        return None
+    return f"the pool does not answer in a fresh process: {(done.stderr.strip().splitlines() or ['no reason'])[-1]}"

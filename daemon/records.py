@@ -1,0 +1,104 @@
+"""What MLflow is told: every training, every version, which one is served. Late if need be, in order, never twice."""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from mqmk.daemon import crash_points
+from mqmk.daemon.config import Config
+from mqmk.daemon.errors import RegistryError
+from mqmk.daemon.ledger import Ledger, TaskRow, VersionRow
+from mqmk.daemon.logs import event
+from mqmk.daemon.operators import Operators
+from mqmk.daemon.registry_records import Registry, TrainingRecord, VersionRecord
+from mqmk.daemon.state_files import StateFiles
+from mqmk.matcher.pool_store import Pointer
+
+log = logging.getLogger(__name__)
+SERVED = "mlflow.serving"
+
+
+class Records:
+    """Brings the registry up to what the ledger says; when it is down, nothing else waits for it."""
+
+    def __init__(self, config: Config, ledger: Ledger, files: StateFiles, registry: Registry | None) -> None:
+        self._config, self._ledger, self._files, self._registry = config, ledger, files, registry
+        self._not_before = 0.0
+
+    def catch_up(self, operators: Operators, now: float) -> None:
+        """Record whatever is not recorded yet."""
+        if self._registry is None or now < self._not_before:
+            return
+        try:
+            for row in self._ledger.versions():
+                if row.step == "PUBLISHED" and not row.recorded:
+                    self._record(row, operators)
+            self._follow_the_pointer()
+        except RegistryError as error:
+            self._not_before = now + self._config.retry.first_seconds * 5
+            if self._ledger.set_health("mlflow", False, str(error)):
+                log.warning(f"MLflow does not work: {error}", extra=event("health.down", part="mlflow"))
+        else:
+            self._ledger.set_health("mlflow", True)
+
+    def _record(self, row: VersionRow, operators: Operators) -> None:
+        assert self._registry is not None
+        task = self._ledger.task(row.task) if row.task is not None else None
+        run = None
+        crash_points.reached("record.before")
+        if task and row.kind == "learn":
+            run = self._registry.record_training(self._training(task, row))
+            crash_points.reached("record.training")
+        folder = self._files.store.folder / Pointer(row.version, row.digest).folder
+        self._registry.record_version(VersionRecord(
+            effect_id=f"version:{row.version}:{row.digest}",
+            version=row.version, digest=row.digest, parent=row.parent, kind=row.kind, task=task.name if task else None,
+            run_id=run, folder=folder, tags={"data": task.identity or ""} if task else {},
+            metrics=_numbers(row.evaluation),
+        ))  # fmt: skip
+        crash_points.reached("record.version")
+        if task and row.kind == "forget":
+            exact = operators.is_exact(task)
+            self._registry.record_deletion(f"forget:{row.version}:{task.identity}", task.name, row.version, exact)
+        self._ledger.mark_recorded(row)
+        crash_points.reached("record.after")
+
+    def _training(self, task: TaskRow, row: VersionRow) -> TrainingRecord:
+        epochs = [e.detail for e in self._ledger.events(task, 10_000) if e.event == "task.epoch"]
+        begun = [e.at for e in self._ledger.events(task, 10_000) if e.event == "task.training"]
+        ended = [e.at for e in self._ledger.events(task, 10_000) if e.event == "task.trained"]
+        numbers = [{k: v for k, v in e.items() if isinstance(v, int | float) and k != "epoch"} for e in epochs]
+        return TrainingRecord(
+            effect_id=f"train:{task.identity}",
+            task=task.name,
+            parameters=_flat(asdict(self._config.train)) | {"backbone": self._config.backbone.name},
+            epochs=numbers[-self._config.train.epochs :],
+            manifest=task.manifest or b"",
+            files={"evaluation.json": json.dumps(row.evaluation, indent=2).encode()},
+            tags={"data": task.identity or ""},
+            started=begun[-1] if begun else None,
+            ended=ended[-1] if ended else None,
+        )
+
+    def _follow_the_pointer(self) -> None:
+        assert self._registry is not None
+        current = self._files.store.current()
+        if current is None or self._ledger.recall(SERVED) == current.digest:
+            return
+        if self._ledger.version(current.version).recorded:
+            self._registry.point_serving(current.version)
+            crash_points.reached("record.alias")
+            self._ledger.remember(SERVED, current.digest)
+
+
+def _numbers(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in evaluation.items() if isinstance(value, int | float)}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return {name: value for name, value in flat.items() if value is not None}
