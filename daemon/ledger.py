@@ -109,7 +109,7 @@ class Health:
 
     part: str
     up: bool
-    detail: str
+    says: str
     since: float
 
 
@@ -203,6 +203,16 @@ class Ledger:
             _see(db, folder, fingerprint, task.id)
             self._append(db, task.id, event, task.state, {"folder": folder})
 
+    def fingerprint(self, task: TaskRow) -> str | None:
+        """How the task's folder looked when it was seen."""
+        found = self._rows("SELECT fingerprint FROM sightings WHERE folder = ?", task.folder)
+        return found[0]["fingerprint"] if found else None
+
+    def untidied(self) -> list[TaskRow]:
+        """Tasks in the pool whose shards are still as they came."""
+        sql = f"SELECT * FROM tasks WHERE NOT tidied AND state IN ({', '.join('?' * len(IN_POOL))}) ORDER BY id"
+        return [_task(row) for row in self._rows(sql, *IN_POOL)]
+
     def overlook(self, task: TaskRow) -> None:
         """Look at the task's folder as if it had never been seen."""
         with self._transaction() as db:
@@ -281,6 +291,28 @@ class Ledger:
         """Every version, in order."""
         return [_version(row) for row in self._rows("SELECT * FROM versions ORDER BY version")]
 
+    def unfinished_versions(self) -> list[VersionRow]:
+        """Announced but not published."""
+        return [_version(row) for row in self._rows("SELECT * FROM versions WHERE step = 'PLANNED' ORDER BY version")]
+
+    def unrecorded_versions(self) -> list[VersionRow]:
+        """Published, but the registry does not know them yet."""
+        sql = "SELECT * FROM versions WHERE step = 'PUBLISHED' AND NOT recorded ORDER BY version"
+        return [_version(row) for row in self._rows(sql)]
+
+    def lineage(self, version: int | None) -> list[tuple[str, int | None]]:
+        """What made a version, first things first: kind and task of each version from the first one to it."""
+        sql = """WITH RECURSIVE line(version, parent, kind, task) AS (
+            SELECT version, parent, kind, task FROM versions WHERE version = ?
+            UNION ALL SELECT v.version, v.parent, v.kind, v.task FROM versions v JOIN line ON v.version = line.parent
+        ) SELECT kind, task FROM line ORDER BY version"""
+        return [(row["kind"], row["task"]) for row in self._rows(sql, version)]
+
+    def first_tasks(self) -> set[int]:
+        """Tasks that were learned when the pool was empty: their data made the g-prompt."""
+        sql = "SELECT task FROM versions WHERE kind = 'learn' AND parent IS NULL"
+        return {row["task"] for row in self._rows(sql)}
+
     def version(self, number: int) -> VersionRow:
         """One version."""
         found = self._rows("SELECT * FROM versions WHERE version = ?", number)
@@ -314,10 +346,10 @@ class Ledger:
 
     # Events, progress, health, facts
 
-    def note(self, event: str, task: TaskRow | None = None, **detail: Any) -> None:
+    def note(self, event: str, task: TaskRow | None = None, detail: Mapping[str, Any] | None = None) -> None:
         """Add an event that moves nothing."""
         with self._transaction() as db:
-            self._append(db, task.id if task else None, event, task.state if task else None, detail)
+            self._append(db, task.id if task else None, event, task.state if task else None, detail or {})
 
     def events(self, task: TaskRow | None = None, last: int = 100) -> list[Event]:
         """The latest events, oldest first."""
@@ -343,14 +375,14 @@ class Ledger:
         """How far each running task is."""
         return {row["task"]: row["detail"] for row in self._rows("SELECT * FROM progress")}
 
-    def set_health(self, part: str, up: bool, detail: str = "") -> bool:
+    def set_health(self, part: str, up: bool, says: str = "") -> bool:
         """Whether something works; says whether that is news."""
         known = {row.part: row for row in self.health()}.get(part)
-        if known and (known.up, known.detail) == (up, detail):
+        if known and (known.up, known.says) == (up, says):
             return False
         since = known.since if known and known.up == up else self._clock()
         with self._transaction() as db:
-            db.execute("INSERT OR REPLACE INTO health VALUES (?, ?, ?, ?)", (part, up, detail, since))
+            db.execute("INSERT OR REPLACE INTO health VALUES (?, ?, ?, ?)", (part, up, says, since))
         return known is None or known.up != up
 
     def health(self) -> list[Health]:

@@ -62,7 +62,7 @@ MIGRATIONS: Final = (
         answer TEXT
     );
     CREATE TABLE progress (task INTEGER PRIMARY KEY, detail TEXT NOT NULL, at REAL NOT NULL);
-    CREATE TABLE health (part TEXT PRIMARY KEY, up INTEGER NOT NULL, detail TEXT NOT NULL, since REAL NOT NULL);
+    CREATE TABLE health (part TEXT PRIMARY KEY, up INTEGER NOT NULL, says TEXT NOT NULL, since REAL NOT NULL);
     CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
     """,
 )

@@ -109,10 +109,8 @@ class Operators:
 
     def is_exact(self, task: TaskRow) -> bool:
         """Only the first task leaves traces, while others that began with it are there."""
-        learned = [row for row in self._ledger.versions() if row.kind == "learn" and row.parent is None]
-        began_it_all = any(row.task == task.id for row in learned)
         others = [each for each in self._ledger.tasks(*IN_POOL, State.HELD, State.TRAINED) if each.id != task.id]
-        return not (began_it_all and others)
+        return not (task.id in self._ledger.first_tasks() and others)
 
 
 def _number(subject: str) -> int:

@@ -228,7 +228,7 @@ class Orchestrator:
                     crash_points.reached("checkpoint.before")
                     self.files.save_checkpoint(_identity(task), progress.checkpoint)
                     self.ledger.set_progress(task, progress.detail)
-                    self.ledger.note("task.epoch", task, **progress.detail)
+                    self.ledger.note("task.epoch", task, progress.detail)
                     crash_points.reached("checkpoint.after")
                     log.info(_epoch(progress.detail), extra=event("task.epoch", **progress.detail))
                 case Finished(job=job, result=result):
@@ -340,18 +340,16 @@ class Orchestrator:
     def tidy(self) -> None:
         """What `bucket.after_learning` asks for, as its own recorded step."""
         how = self.config.bucket.after_learning
-        for task in self.ledger.tasks(*IN_POOL) if how != "keep" else []:
-            if task.tidied:
-                continue
+        for task in self.ledger.untidied() if how != "keep" else []:
             crash_points.reached("tidy.before")
             try:
-                self.bucket.finish(task.folder, how)
+                self.bucket.finish(task.folder, self.ledger.fingerprint(task) or "", how)
             except BucketError as error:
                 self._unhealthy("bucket", str(error))
                 return
             crash_points.reached("tidy.done")
             self.ledger.mark(task, tidied=True)
-            self.ledger.note("task.tidied", task, how=how)
+            self.ledger.note("task.tidied", task, {"how": how})
             crash_points.reached("tidy.after")
 
     def _healthy(self, part: str) -> None:

@@ -33,9 +33,8 @@ class Publication:
 
     def finish_what_was_planned(self) -> None:
         """After a kill: every announced version is finished, or taken back if its files are gone."""
-        for plan in self._ledger.versions():
-            if plan.step == "PLANNED":
-                self._finish(plan)
+        for plan in self._ledger.unfinished_versions():
+            self._finish(plan)
 
     def _finish(self, plan: VersionRow) -> None:
         pointer = Pointer(plan.version, plan.digest)
@@ -67,15 +66,10 @@ class Publication:
 
     def contents(self, version: int | None) -> list[int]:
         """The tasks of a version, in order."""
-        changes = []
-        while version is not None:
-            row = self._ledger.version(version)
-            changes.append(row)
-            version = row.parent
         held: list[int] = []
-        for row in reversed(changes):
-            if row.task is not None:
-                held = [*held, row.task] if row.kind == "learn" else [task for task in held if task != row.task]
+        for kind, task in self._ledger.lineage(version):
+            if task is not None:
+                held = [*held, task] if kind == "learn" else [each for each in held if each != task]
         return held
 
     def move_to(self, number: int) -> str:
@@ -93,9 +87,7 @@ class Publication:
             if task.id in held and task.state is not State.PUBLISHED:
                 self._ledger.move(task, State.PUBLISHED, "task.published", {"version": number})
             elif task.id not in held and task.state in IN_POOL:
-                reason = (
-                    f"not in version {number}, chosen by an operator; `mqmk-daemon promote {task.name}` serves it"
-                )
+                reason = f"not in version {number}, chosen by an operator; `mqmk-daemon promote {task.name}` serves it"
                 self._ledger.move(task, State.HELD, "task.held", reason=reason, code="rolled-back")
         log.info(f"version {number} is current", extra=event("version.current", version=number))
         return f"version {number} is current, with {len(held)} tasks"

@@ -32,9 +32,8 @@ class Records:
         if self._registry is None or now < self._not_before:
             return
         try:
-            for row in self._ledger.versions():
-                if row.step == "PUBLISHED" and not row.recorded:
-                    self._record(row, operators)
+            for row in self._ledger.unrecorded_versions():
+                self._record(row, operators)
             self._follow_the_pointer()
         except RegistryError as error:
             self._not_before = now + self._config.retry.first_seconds * 5
@@ -66,15 +65,15 @@ class Records:
         crash_points.reached("record.after")
 
     def _training(self, task: TaskRow, row: VersionRow) -> TrainingRecord:
-        epochs = [e.detail for e in self._ledger.events(task, 10_000) if e.event == "task.epoch"]
-        begun = [e.at for e in self._ledger.events(task, 10_000) if e.event == "task.training"]
-        ended = [e.at for e in self._ledger.events(task, 10_000) if e.event == "task.trained"]
-        numbers = [{k: v for k, v in e.items() if isinstance(v, int | float) and k != "epoch"} for e in epochs]
+        events = self._ledger.events(task, 10_000)
+        epochs = [_numbers(each.detail) for each in events if each.event == "task.epoch"]
+        begun = [each.at for each in events if each.event == "task.training"]
+        ended = [each.at for each in events if each.event == "task.trained"]
         return TrainingRecord(
             effect_id=f"train:{task.identity}",
             task=task.name,
             parameters=_flat(asdict(self._config.train)) | {"backbone": self._config.backbone.name},
-            epochs=numbers[-self._config.train.epochs :],
+            epochs=epochs[-self._config.train.epochs :],
             manifest=task.manifest or b"",
             files={"evaluation.json": json.dumps(row.evaluation, indent=2).encode()},
             tags={"data": task.identity or ""},

@@ -122,7 +122,7 @@ class VersionBuilder:
             "accuracy": fmean(used.task_accuracy_task),
             "matchers": pool.matching["matchers"],
             "tasks": _by_task(pool, evaluation, used, perfect),
-            "confusion": [list(row) for row in used.confusion],
+            "confusion": _confusion(pool, used),
         }
 
 
@@ -138,3 +138,10 @@ def _by_task(pool: PromptPool, evaluation: Evaluation, used: Tally, perfect: Tal
         for number, task in enumerate(pool.tasks)
         if number in judged
     }
+
+
+def _confusion(pool: PromptPool, used: Tally) -> dict[str, dict[str, int]]:
+    """True task -> matched task -> pictures, without the zeros: a thousand tasks have a million pairs."""
+    names = [task.name for task in pool.tasks]
+    rows = {name: dict(zip(names, counts, strict=True)) for name, counts in zip(names, used.confusion, strict=True)}
+    return {name: {matched: n for matched, n in row.items() if n} for name, row in rows.items()}

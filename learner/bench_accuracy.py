@@ -16,12 +16,13 @@ import torch
 from torch.nn import functional as F
 
 from mqmk.learner import metrics
+from mqmk.learner.ablations import ablation_figures
 from mqmk.learner.evaluate import Evaluation, HeldOut, Tally, extend, first_table
 from mqmk.learner.settings import TrainSettings
 from mqmk.learner.streams import StreamSettings, read_stream
 from mqmk.learner.tasks import InMemory, Task
 from mqmk.learner.train import Progress, empty_pool, train_task
-from mqmk.matcher.matchers import MATCHERS, MatchSettings
+from mqmk.matcher.matchers import MATCHERS
 from mqmk.matcher.prompted_vit import FrozenViT
 
 
@@ -34,6 +35,7 @@ class AccuracySettings:
     matchers: tuple[str, ...] = tuple(MATCHERS)
     seeds: int = 1
     joint: bool = False
+    ablations: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +148,7 @@ def as_document(settings: AccuracySettings, vit: FrozenViT, runs: Sequence[Run],
         "matchers": rows,
         "plain_ncm": fmean(run.plain_ncm for run in runs),
         "joint": fmean(joint) if joint else None,
+        "ablations": ablation_figures([run.evaluation for run in runs]) if settings.ablations else {},
         "seconds": seconds,
         "train_seconds": sum(run.train_seconds for run in runs),
         "evaluate_seconds": sum(run.evaluate_seconds for run in runs),
@@ -158,16 +161,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return str(value) if isinstance(value, Path) else value
-
-
-def key_ablations(run: Run, classifier: str = "fc") -> dict[str, dict[str, Tally]]:
-    """The paper's tables that need no further training: keys per task, top-K, classifier."""
-    most = max(len(task.classes) for task in run.evaluation.pool.tasks)
-    numbers = [n for n in (1, 2, 4, 5, 10, 20, 50) if n <= most]
-    tally = run.evaluation.tally
-    return {
-        "keys per task": {str(n): tally("mqmk", MatchSettings(keys_per_task=n), classifier) for n in numbers},
-        "top-K": {str(n): tally("mqmk", MatchSettings(top_keys=n), classifier) for n in numbers},
-        "classifier": {name: tally("mqmk", None, name) for name in ("fc", "ncm", "km")},
-        "shortlist": {str(n): tally("cascade", MatchSettings(shortlist=n), classifier) for n in (1, 2, 3, 5)},
-    }

@@ -7,6 +7,7 @@ scoring that serves requests, and evaluating after each of M tasks costs M passe
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -146,7 +147,7 @@ class Evaluation:
         matched = found.task == self.held_out.task
         rightly = {way: self.rightly(found, classifier, way) for way in READOUTS}
         best = found.scores.topk(min(3, found.scores.shape[1]), dim=1).indices
-        exact = self.match("mqmk", settings).task
+        exact = self._exact(settings or MatchSettings())
         return Tally(
             matching_rate=_share(matched),
             accuracy_all=_share(rightly["all"]),
@@ -159,6 +160,16 @@ class Evaluation:
             task_accuracy_task=self._by_task(rightly["task"]),
             confusion=self._confusion(found.task),
         )
+
+    def _exact(self, settings: MatchSettings) -> Int[Tensor, " images"]:
+        """The tasks that exact matching gives, which every tally is compared with."""
+        if settings not in self._exact_tasks:
+            self._exact_tasks[settings] = self.match("mqmk", settings).task
+        return self._exact_tasks[settings]
+
+    @cached_property
+    def _exact_tasks(self) -> dict[MatchSettings, Int[Tensor, " images"]]:
+        return {}
 
     def rightly(self, found: Match, classifier: str, readout: str) -> Bool[Tensor, " images"]:
         """Which pictures got their own label; a label that several tasks know counts whichever task gave it."""

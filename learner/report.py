@@ -21,6 +21,7 @@ from mqmk.learner.bench_accuracy import AccuracySettings, Run
 from mqmk.learner.charts import bar, heat_map, line_chart, scatter, task_legend
 from mqmk.learner.evaluate import Evaluation, Tally
 from mqmk.learner.markup import Markup, cells, join, table, tag
+from mqmk.learner.report_ablations import ablation_tables
 from mqmk.matcher.classifiers import logits
 from mqmk.matcher.matchers import MATCHERS
 from mqmk.matcher.prompted_vit import FrozenViT
@@ -48,7 +49,7 @@ def write_report(
 ) -> None:
     """Write the page. Tables show the means of `document`; what concerns single pictures is of the first run."""
     first = runs[0].evaluation
-    sections = (
+    sections = [
         _section("summary", "How well it was learned", _summary(runs, document)),
         _section("lines", "After each task", _after_each_task(settings.matchers, runs)),
         _section("confusion", "Which task was matched", _confusions(runs[0])),
@@ -57,7 +58,9 @@ def write_report(
         _section("classes", "Class by class", _classes(first)),
         _section("cost", "What an answer costs", _costs(vit, first, document)),
         _section("settings", "Settings", _settings(document)),
-    )
+    ]
+    if document["ablations"]:
+        sections.insert(-2, _section("ablations", "One choice at a time", ablation_tables(document["ablations"])))
     links = [tag("a", title, href=f"#{name}") for name, title, _ in sections]
     labels, pictures = len(first.pool.labels), len(first.held_out.task)
     heading = f"{labels} classes in {len(first.pool.tasks)} tasks, {pictures:,} held-out pictures"

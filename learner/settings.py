@@ -66,4 +66,8 @@ class TrainSettings:
     plain_means: bool = True
     """Also compute what the single-query baselines need: one more pass over the data."""
     augmentation: Augmentation = field(default_factory=Augmentation)
+    patches: float = 1.0
+    """Share of a picture's patches that a training step looks at, drawn anew each time; keys and means see all."""
+    e_layers: tuple[int, ...] | None = None
+    """Blocks with an e-prompt; None takes all from the third to the last but one. Fixed by the pool's first task."""
     seed: int = 0

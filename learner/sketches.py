@@ -7,6 +7,7 @@ Drawings 0-79 are for training, 80-99 are held out.
 
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
@@ -49,3 +50,13 @@ def as_sheet(drawings: UInt8[np.ndarray, "100 28 28"]) -> Image.Image:
     """The contact sheet that `read` reads."""
     grid = drawings.reshape(SHEET, SHEET, SIZE, SIZE).swapaxes(1, 2)
     return Image.fromarray(grid.reshape(SHEET * SIZE, SHEET * SIZE))
+
+
+def write_class_folders(task: str, folder: Path, per_class: int = SHEET * SHEET) -> Path:
+    """The drawings of one demo task as `folder/CLASS/<number>.png`, ready to be packed."""
+    for name in TASKS[task]:
+        drawn = read(name)
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for number, drawing in enumerate(np.concatenate([drawn.training, drawn.held_out])[:per_class]):
+            Image.fromarray(drawing).save(folder / name / f"{number:03}.png")
+    return folder

@@ -21,6 +21,8 @@ class StreamSettings:
     tasks: int = 10
     train_per_class: int | None = None
     test_per_class: int | None = None
+    classes: int | None = None
+    """How many classes the folder must have; None takes what is there."""
 
 
 def class_folders(data: Path) -> list[str]:
@@ -39,6 +41,8 @@ def read_stream(settings: StreamSettings, info: BackboneInfo, seed: int) -> Iter
     classes = class_folders(settings.data)
     if not 1 <= settings.tasks <= len(classes):
         raise LearnerError(f"expected 1 to {len(classes)} tasks of {len(classes)} classes, got {settings.tasks}")
+    if settings.classes not in (None, len(classes)):
+        raise LearnerError(f"{settings.data}: expected {settings.classes} classes, found {len(classes)}")
     random.Random(seed).shuffle(classes)
     for number in range(settings.tasks):
         own = classes[number * len(classes) // settings.tasks : (number + 1) * len(classes) // settings.tasks]

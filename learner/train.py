@@ -19,12 +19,13 @@ from torch.nn import functional as F
 
 from mqmk.learner import checkpoint
 from mqmk.learner.augment import augment
+from mqmk.learner.patches import some_patches
 from mqmk.learner.settings import TrainSettings
 from mqmk.learner.tasks import Batch, Task
 from mqmk.matcher.images import normalise
 from mqmk.matcher.keys import grouped
 from mqmk.matcher.pool import PromptPool, TaskPrompt
-from mqmk.matcher.prompted_vit import FrozenViT, Prompt
+from mqmk.matcher.prompted_vit import FrozenViT, Prompt, Stem
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ def train_task(
             learning.set_rate(share)
             learning.optimiser.zero_grad()
             for part in batch.split(settings.accumulate):
-                images = normalise(part.pixels.to(vit.device), vit.info)
-                loss = learning.loss(augment(images, settings.augmentation, random), part.labels.to(vit.device))
+                images = augment(learning.prepared(part), settings.augmentation, random)
+                loss = learning.loss(images, part.labels.to(vit.device), random)
                 (loss * len(part) / len(batch)).backward()
                 total += loss.item() * len(part)
             torch.nn.utils.clip_grad_norm_(learning.trained, settings.clip)
@@ -144,25 +145,36 @@ class Learning:
         for group in self.optimiser.param_groups:
             group["lr"] = self.settings.learning_rate * 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
 
-    def loss(self, images: Float[Tensor, "batch 3 height width"], labels: Int[Tensor, " batch"]) -> Float[Tensor, ""]:
+    def prepared(self, batch: Batch) -> Float[Tensor, "batch 3 height width"]:
+        """The backbone's input."""
+        return normalise(batch.pixels.to(self.vit.device), self.vit.info)
+
+    def loss(
+        self,
+        images: Float[Tensor, "batch 3 height width"],
+        labels: Int[Tensor, " batch"],
+        random: torch.Generator | None = None,
+    ) -> Float[Tensor, ""]:
         """Classification over this task's classes, and matching where keys are learned; the same features for both."""
-        query = F.normalize(self.query(images), dim=1)
+        seen = some_patches(self.vit, self.vit.embed(images), self.settings.patches, random)
+        query = F.normalize(self.query(seen), dim=1)
         loss = F.cross_entropy(self.pool.head_scale * query @ F.normalize(self.head, dim=1).T, labels)
         if self.settings.keys == "learned":
             loss = loss + (1 - F.cosine_similarity(query.detach(), self.keys[labels])).mean()
         return loss
 
-    def query(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch dim"]:
+    def query(self, embedded: Stem) -> Float[Tensor, "batch dim"]:
         """Q_t with the prompts being trained; no gradient below the first trained layer."""
         g = Prompt(self.pool.g_layers, (self.g_prompt,))
         with torch.set_grad_enabled(self.trains_g and torch.is_grad_enabled()):
-            stem = self.vit.stem(self.vit.embed(images), g, self.pool.e_layers[0])
+            stem = self.vit.stem(embedded, g, self.pool.e_layers[0])
         return self.vit.query(stem, g, Prompt(self.pool.e_layers, (self.e_prompt,)))
 
     def end_epoch(self) -> None:
         """Count the epoch, look at the held-out side, remember the best."""
         self.epoch += 1
-        if len(self.task.held_out):
+        wanted = self.settings.patience is not None or self.epoch == self.settings.epochs
+        if len(self.task.held_out) and wanted:  # nothing in between depends on it, and it is a pass over the pictures
             self.accuracy = self._held_out_accuracy()
         better = self.accuracy > self.best_accuracy or self.settings.patience is None
         self.epochs_without_gain = 0 if better else self.epochs_without_gain + 1
@@ -173,7 +185,7 @@ class Learning:
     def _held_out_accuracy(self) -> float:
         right = 0
         for batch in self.task.held_out.batches(self.settings.batch, seed=None):
-            query = self.query(normalise(batch.pixels.to(self.vit.device), self.vit.info))
+            query = self.query(self.vit.embed(self.prepared(batch)))
             answers = (query @ F.normalize(self.head, dim=1).T).argmax(dim=1)
             right += int((answers == batch.labels.to(answers.device)).sum())
         return right / len(self.task.held_out)
@@ -182,7 +194,7 @@ class Learning:
         """What the last epoch took and what is left."""
         left = seconds * (self.settings.epochs - self.epoch)
         rate = len(self.task.training) / seconds
-        accuracy = self.accuracy if len(self.task.held_out) else None
+        accuracy = None if self.accuracy < 0 else self.accuracy
         return Progress(self.task.name, self.epoch, self.settings.epochs, loss, rate, left, accuracy)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -208,7 +220,7 @@ class Learning:
         """Keys and means in closed form from one pass over the training data, without variation."""
         for name, value in self.best.items():
             getattr(self, name).data.copy_(value)
-        means = self._class_means(self.query)
+        means, plain_means = self._class_means()
         keys = self.keys.detach() if self.settings.keys == "learned" else means
         if self.settings.keys_per_task is not None:
             keys = grouped(keys, self.settings.keys_per_task)
@@ -220,28 +232,30 @@ class Learning:
             keys=keys,
             head=values["head"],
             means=means,
-            plain_means=self._class_means(self.vit.plain) if self.settings.plain_means else None,
+            plain_means=plain_means,
             manifest_sha256=self.task.manifest_sha256,
             samples=len(self.task.training),
             trained_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         return Trained(prompt, values["g_prompt"])
 
-    def _class_means(self, query: Callable[[Tensor], Tensor]) -> Float[Tensor, "classes dim"]:
-        """The mean of the normalised queries of each class."""
-        total = torch.zeros(len(self.task.classes), self.vit.dim, device=self.vit.device)
+    def _class_means(self) -> tuple[Float[Tensor, "classes dim"], Float[Tensor, "classes dim"] | None]:
+        """The mean of the normalised queries of each class, with this task's prompt and, where wanted, without any."""
+        ways = [self.query, self.vit.query] if self.settings.plain_means else [self.query]
+        totals = torch.zeros(len(ways), len(self.task.classes), self.vit.dim, device=self.vit.device)
         count = torch.zeros(len(self.task.classes), 1, device=self.vit.device)
         for batch in self.task.training.batches(self.settings.batch, seed=None):
-            found = F.normalize(query(normalise(batch.pixels.to(self.vit.device), self.vit.info)), dim=1)
-            labels = batch.labels.to(self.vit.device)
-            total.index_add_(0, labels, found)
+            embedded, labels = self.vit.embed(self.prepared(batch)), batch.labels.to(self.vit.device)
+            for total, query in zip(totals, ways, strict=True):
+                total.index_add_(0, labels, F.normalize(query(embedded), dim=1))
             count.index_add_(0, labels, torch.ones(len(labels), 1, device=self.vit.device))
-        return total / count.clamp(min=1)
+        means = [total / count.clamp(min=1) for total in totals]
+        return means[0], means[1] if len(means) > 1 else None
 
 
 def empty_pool(vit: FrozenViT, settings: TrainSettings) -> PromptPool:
     """The pool before any task: a random g-prompt in the first two blocks, room for e-prompts in the later ones."""
-    e_layers = tuple(range(2, vit.depth - 1)) or (vit.depth - 1,)
+    e_layers = settings.e_layers or tuple(range(2, vit.depth - 1)) or (vit.depth - 1,)
     random = torch.Generator().manual_seed(settings.seed)
     rows = torch.empty(2, 2, settings.g_length, vit.dim).uniform_(-settings.spread, settings.spread, generator=random)
     return PromptPool(vit.info, (0, 1), e_layers, rows.to(vit.device), head_scale=settings.head_scale)

@@ -1,0 +1,72 @@
+"""When does something change in a local folder? The only file that knows watchfiles."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from watchfiles import Change, watch
+
+_log = logging.getLogger(__name__)
+_CHECK_MILLISECONDS = 1_000
+_RETRY_SECONDS = 5.0
+
+
+class FolderWatch:
+    """Sets an event when something changes below a folder, from a thread of its own.
+
+    It heals itself: a folder that is missing or replaced is watched once it is there. It is a help, not a promise (the
+    kernel may run out of watches): whoever waits for the event also looks now and then.
+    """
+
+    def __init__(self, folder: Path, stirred: threading.Event) -> None:
+        self._folder, self._stirred = folder, stirred
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="bucket-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        complained = False
+        while not self._stop.is_set():
+            try:
+                self._watch()
+                complained = False
+            except (OSError, RuntimeError) as error:  # RuntimeError: how watchfiles' native part says it
+                if not complained and not isinstance(error, FileNotFoundError):
+                    _log.warning("cannot watch %s, new tasks are found by polling: %s", self._folder, error)
+                    complained = True
+                self._stop.wait(_RETRY_SECONDS if complained else _CHECK_MILLISECONDS / 1000)
+
+    def _watch(self) -> None:
+        """Until the folder is another one, or nobody wants to know any more."""
+        watched = self._folder.stat().st_ino
+        self._stirred.set()  # for what happened before this folder was there
+        for changes in self._changes():
+            if changes:
+                self._stirred.set()
+            with suppress(FileNotFoundError):
+                if self._folder.stat().st_ino == watched:
+                    continue
+            return
+
+    def _changes(self) -> Iterator[object]:
+        return watch(
+            self._folder,
+            watch_filter=self._matters,
+            stop_event=self._stop,
+            rust_timeout=_CHECK_MILLISECONDS,
+            yield_on_timeout=True,
+            raise_interrupt=False,
+        )
+
+    def _matters(self, change: Change, path: str) -> bool:
+        """Not what is hidden: half-written folders and files of copying tools."""
+        with suppress(ValueError):
+            return not any(part.startswith(".") for part in Path(path).relative_to(self._folder).parts)
+        return True

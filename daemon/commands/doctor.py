@@ -1,0 +1,43 @@
+"""`mqmk-daemon doctor`: check that everything the daemon needs works here, and say what to do where it does not."""
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from mqmk.daemon.commands.options import config_options
+
+if TYPE_CHECKING:
+    from mqmk.daemon.config_sources import Loaded
+    from mqmk.daemon.doctor import Finding
+
+COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+@click.command()
+@config_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def doctor(loaded: "Loaded", as_json: bool) -> None:
+    """Check whether everything that the daemon needs works here. Exits with 1 if something does not."""
+    from mqmk.daemon.doctor import examine
+
+    findings = []
+    for finding in examine(loaded.config):
+        findings.append(finding)
+        if not as_json:
+            _print(finding)
+    if as_json:
+        click.echo(json.dumps({"findings": [_document(finding) for finding in findings]}, indent=2))
+    sys.exit(int(any(finding.status == "fail" for finding in findings)))
+
+
+def _document(finding: "Finding") -> dict[str, str]:
+    return {"name": finding.name, "status": finding.status, "what": finding.what, "to_do": finding.to_do}
+
+
+def _print(finding: "Finding") -> None:
+    mark = click.style(f"{finding.status:4}", fg=COLOURS[finding.status])
+    click.echo(f"{mark}  {finding.name:13} {finding.what}")
+    if finding.to_do:
+        click.echo(f"      {'':13} -> {finding.to_do}")

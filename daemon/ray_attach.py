@@ -1,0 +1,85 @@
+"""How this process joins a running Ray: the local head, or a cluster that somebody else runs."""
+
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from mqmk.daemon.errors import RayError
+from mqmk.daemon.ray_head import Head
+from mqmk.daemon.ray_probe import speaks_grpc
+
+NAMESPACE: Final = "mqmk"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A Ray cluster that somebody else runs (`ray.address`): we attach to it and never stop it."""
+
+    address: str
+    token_file: Path | None = None
+    """None leaves it to Ray's own settings: RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token."""
+
+
+def attach(where: Head | Cluster, namespace: str = NAMESPACE, deadline_seconds: float = 60.0) -> None:
+    """Connect this process, anew if it was connected before; RayError if that is not done in time.
+
+    Ray itself would wait for minutes where nobody answers. It connects in a thread: there it cannot be waited for too
+    long, and it does not replace our handler of SIGTERM.
+    """
+    begun = time.monotonic()
+    _wait_until_answering(where.address, begun + deadline_seconds)
+    detach()
+    _use_token(where)
+    failure: list[BaseException] = []
+    thread = threading.Thread(target=_connect, args=(where.address, namespace, failure), name="ray-attach", daemon=True)
+    thread.start()
+    thread.join(max(0.1, begun + deadline_seconds - time.monotonic()))
+    if thread.is_alive():
+        raise RayError(f"Ray at {where.address} answers but did not let us in within {deadline_seconds:.0f} s")
+    if failure:
+        raise RayError(f"cannot attach to Ray at {where.address}: {failure[0]}") from failure[0]
+
+
+def detach() -> None:
+    """Leave Ray; what is detached there lives on. Harmless when not attached."""
+    import ray
+
+    ray.shutdown()
+
+
+def _connect(address: str, namespace: str, failure: list[BaseException]) -> None:
+    import ray
+
+    try:
+        ray.init(address, namespace=namespace, log_to_driver=False, configure_logging=False)
+    except BaseException as error:  # it is raised again by whoever waits for this thread
+        failure.append(error)
+
+
+def _wait_until_answering(address: str, deadline: float) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise RayError(f"ray.address must be HOST:PORT of a GCS, such as 10.0.0.5:6379, not {address!r}")
+    while not speaks_grpc(int(port), timeout=2.0, host=host.strip("[]")):
+        if time.monotonic() > deadline:
+            raise RayError(f"nobody answers at {address}: is Ray running there? `mqmk-daemon doctor` looks")
+        time.sleep(0.2)
+
+
+def _use_token(where: Head | Cluster) -> None:
+    """Ray reads its variables once and remembers them; make it read these."""
+    if where.token_file is None:
+        return
+    os.environ.pop("RAY_AUTH_TOKEN", None)  # it would win over the file
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(where.token_file)}
+    if isinstance(where, Head):
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # our own ports on loopback too
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+    logging.getLogger("ray").setLevel(logging.WARNING)

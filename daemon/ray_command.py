@@ -1,0 +1,141 @@
+"""What the local Ray head is told when it starts: its command line, its environment, its ports.
+
+Each choice has its reason beside it; the names were read in the source of Ray 2.60.
+"""
+
+import hashlib
+import os
+import random
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from mqmk.daemon.errors import RayError
+
+LOOPBACK: Final = "127.0.0.1"
+PORTS: Final = range(20_000, 32_000)
+"""Above the range that other Ray heads give to their workers, below the one the kernel gives to anybody."""
+LONGEST_TEMP_FOLDER: Final = 40
+"""A Unix socket's path has 107 letters, and Ray adds up to 65 of its own."""
+
+
+@dataclass(frozen=True)
+class RayHeadSettings:
+    """The local Ray head as the daemon wants it."""
+
+    folder: Path
+    """Private to one daemon: token, record, Ray's durable state. One folder, one head."""
+    num_cpus: int | None = None
+    """None is all."""
+    num_gpus: int | None = None
+    """None is all."""
+    object_store_memory: int = 200_000_000
+    """Bytes of shared memory."""
+    metrics_port: int = 0
+    """Where Ray's metrics can be scraped; 0 takes a free port and keeps it over restarts."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """More variables for every process of the head, such as those of Serve."""
+    start_seconds: float = 120.0
+    """How long a start may take."""
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The ports that others must know; Ray finds the rest by itself."""
+
+    gcs: int
+    raylet: int
+    metrics: int
+
+
+def choose_ports(settings: RayHeadSettings, before: Ports | None) -> Ports:
+    """The ports of the last start as far as they are still free, so that addresses survive a restart."""
+    gcs = _free_port(before.gcs if before else 0)
+    raylet = _free_port(before.raylet if before else 0, taken=(gcs,))
+    if settings.metrics_port:
+        return Ports(gcs, raylet, settings.metrics_port)
+    return Ports(gcs, raylet, _free_port(before.metrics if before else 0, taken=(gcs, raylet)))
+
+
+def command(settings: RayHeadSettings, ports: Ports, temp_folder: Path) -> list[str]:
+    """`ray start`, blocking: it ends with all its children when one of them dies, and the kernel ends them with it."""
+    flags = {
+        "node-ip-address": LOOPBACK,
+        "port": ports.gcs,
+        "node-manager-port": ports.raylet,
+        "metrics-export-port": ports.metrics,
+        "min-worker-port": 0,  # the kernel chooses; else 10002 to 19999, which two heads would share
+        "max-worker-port": 0,
+        "ray-client-server-port": 0,  # none: it would listen on every interface
+        "dashboard-host": LOOPBACK,
+        "include-dashboard": "false",
+        "include-log-monitor": "false",  # only copies the workers' output to drivers
+        "num-cpus": settings.num_cpus,
+        "num-gpus": settings.num_gpus,
+        "object-store-memory": settings.object_store_memory,
+        "temp-dir": temp_folder,
+    }
+    given = [f"--{name}={value}" for name, value in flags.items() if value is not None]
+    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+    return [*start, "--disable-usage-stats", "--no-monitor", *given]  # the monitor would only scale a cloud
+
+
+def environment(settings: RayHeadSettings, token_file: Path, storage: Path) -> dict[str, str]:
+    """The variables of every process of the head; a user's own RAY_ variables for another cluster do not leak in."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    ours = {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the switch that binds a single node to loopback, on Linux too
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token_file),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_gcs_storage": "rocksdb",  # a restarted head brings Serve and detached actors back
+        "RAY_gcs_storage_path": str(storage),
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # else 30 seconds of waiting after SIGTERM
+        "RAY_enable_worker_prestart": "0",  # no idle worker of 126 MiB for each CPU
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # a dead proxy is replaced in 5 seconds instead of 26
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",
+        "RAY_ROTATION_MAX_BYTES": "8000000",  # else 512 MB for each process
+        "RAY_ROTATION_BACKUP_COUNT": "1",
+    }
+    return inherited | ours | dict(settings.environment)
+
+
+def make_temp_folder(settings: RayHeadSettings) -> Path:
+    """Ray's folder for sockets and logs: inside our own where its path is short enough, else in the system's."""
+    folder = temp_folder(settings.folder)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or folder.is_symlink() or found.st_mode & 0o077:
+        raise RayError(f"{folder} must be a folder that only you can enter, but somebody else made it: remove it")
+    return folder
+
+
+def temp_folder(folder: Path) -> Path:
+    """Where the temporary files of the head of this folder are."""
+    inside = folder.resolve() / "tmp"
+    if len(str(inside)) <= LONGEST_TEMP_FOLDER:
+        return inside
+    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
+    return Path("/tmp") / f"mqmk-{os.getuid()}-{name}"
+
+
+def _free_port(wanted: int = 0, taken: tuple[int, ...] = ()) -> int:
+    candidates = [wanted] if wanted else []
+    for port in [*candidates, *random.sample(PORTS, 200)]:
+        if port not in taken and _is_free(port):
+            return port
+    raise RayError(f"no free port between {PORTS.start} and {PORTS.stop}: see what `ss -ltn` lists")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Ray does: a dead head's port is free at once
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+        return True
