@@ -8,16 +8,23 @@ from typing import Final
 
 import click
 
-COMMANDS: Final[Mapping[str, str]] = {
-    "pack": "mqmk.daemon.commands.pack:pack",
-    "bench": "mqmk.daemon.commands.bench:bench",
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "start": ("start:start", "Watch the bucket, learn and serve until told to stop."),
+    "stop": ("stop:stop", "End the daemon and what it serves."),
+    "status": ("status:status", "Is it fine, what is it doing, what waits for me?"),
+    "tasks": ("status:tasks", "Every task with its state and reason."),
+    "show": ("status:show", "Everything about one task."),
+    "pack": ("pack:pack", "Make task shards and their manifest from a folder of pictures."),
+    "retry": ("ask:retry", "Try a task again now."),
+    "versions": ("status:versions", "Every pool version, and which one is current."),
+    "rollback": ("ask:rollback", "Serve an earlier version."),
+    "promote": ("ask:promote", "Serve a held task, or a version."),
+    "forget": ("ask:forget", "Publish a version without a task."),
+    "config": ("config:config", "Print every setting and where it came from."),
+    "doctor": ("doctor:doctor", "Check everything the daemon needs, and say what to do."),
+    "bench": ("bench:bench", "Measure speed and accuracy."),
 }
-"""Where each command lives; its module is imported only when the command is named."""
-
-SUMMARIES: Final[Mapping[str, str]] = {
-    "pack": "Make task shards and their manifest from a folder of pictures.",
-    "bench": "Measure speed and accuracy.",
-}
+"""Where each command lives (its module is imported only when it is named), and its line in --help."""
 
 
 class LazyGroup(click.Group):
@@ -29,14 +36,14 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, name = COMMANDS[cmd_name].split(":")
-        command = getattr(importlib.import_module(module), name)
+        module, name = COMMANDS[cmd_name][0].split(":")
+        command = getattr(importlib.import_module(f"mqmk.daemon.commands.{module}"), name)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, SUMMARIES[name]) for name in COMMANDS])
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

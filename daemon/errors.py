@@ -28,7 +28,7 @@ class LedgerError(DaemonError):
 class BucketError(DaemonError):
     """The bucket cannot be read or changed."""
 
-    def __init__(self, message: str, passing: bool) -> None:
+    def __init__(self, message: str, passing: bool = False) -> None:
         super().__init__(message, passing)  # both, so that a copy from a worker is whole
         self.passing = passing
 

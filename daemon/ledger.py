@@ -121,7 +121,7 @@ class Ledger:
     """The file; one writer (the daemon) and the commands that operators add."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+        self._clock, self._data_version = clock, 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
@@ -388,6 +388,12 @@ class Ledger:
     def health(self) -> list[Health]:
         """Everything the daemon depends on."""
         return [Health(**row) for row in self._rows("SELECT * FROM health ORDER BY part")]
+
+    def changed_by_others(self) -> bool:
+        """Whether another process has written since this was last asked; costs next to nothing."""
+        now = int(self._db.execute("PRAGMA data_version").fetchone()[0])
+        before, self._data_version = self._data_version, now
+        return now != before
 
     def remember(self, name: str, value: str) -> None:
         """Keep a fact."""

@@ -40,6 +40,7 @@ class Replica:
     id: str
     pool_version: int | None
     digest: str | None
+    last_failure: str | None = None
 
 
 class Serving(Protocol):
@@ -165,7 +166,7 @@ class Orchestrator:
         for task in self._due(State.TRAINING):  # a worker died, or the daemon did
             self._resume(task)
         for task in self._due(State.VALIDATED):
-            if not self.workers.free() or not self._may_begin():
+            if not self.workers.room_for(Learn) or not self._may_begin():
                 return
             crash_points.reached("train.before")
             self.files.clear_work(_identity(task))
@@ -203,7 +204,7 @@ class Orchestrator:
         self._start(task, job)
 
     def _start(self, task: TaskRow, job: Job) -> None:
-        if self.workers.free() and not any(busy.task == task.id for busy in self.workers.busy()):
+        if self.workers.room_for(type(job)) and not any(busy.task == task.id for busy in self.workers.busy()):
             self.workers.start(job)
             self.take_in()
 
@@ -297,7 +298,7 @@ class Orchestrator:
 
     def publish(self) -> None:
         """One version at a time: a forgotten task first, then trained ones in order of completion."""
-        if any(isinstance(job, Build) for job in self.workers.busy()) or not self.workers.free():
+        if any(isinstance(job, Build) for job in self.workers.busy()) or not self.workers.room_for(Build):
             return
         forgetting = self.operators.to_forget()
         if forgetting:

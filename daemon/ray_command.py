@@ -7,11 +7,12 @@ import hashlib
 import os
 import random
 import socket
+import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from mqmk.daemon.errors import RayError
 
@@ -69,7 +70,7 @@ def command(settings: RayHeadSettings, ports: Ports, temp_folder: Path) -> list[
         "metrics-export-port": ports.metrics,
         "min-worker-port": 0,  # the kernel chooses; else 10002 to 19999, which two heads would share
         "max-worker-port": 0,
-        "ray-client-server-port": 0,  # none: it would listen on every interface
+        "dashboard-agent-listen-port": 0,  # else 52365, which two heads would share
         "dashboard-host": LOOPBACK,
         "include-dashboard": "false",
         "include-log-monitor": "false",  # only copies the workers' output to drivers
@@ -91,6 +92,8 @@ def environment(settings: RayHeadSettings, token_file: Path, storage: Path) -> d
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_file),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_START_HOOK": f"{__name__}.{without_client_server.__name__}",
+        "DASHBOARD_METRIC_PORT": "0",  # else 44227, which two heads would share
         "RAY_gcs_storage": "rocksdb",  # a restarted head brings Serve and detached actors back
         "RAY_gcs_storage_path": str(storage),
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # else 30 seconds of waiting after SIGTERM
@@ -104,23 +107,29 @@ def environment(settings: RayHeadSettings, token_file: Path, storage: Path) -> d
     return inherited | ours | dict(settings.environment)
 
 
+def without_client_server(ray_params: Any, head: bool) -> None:
+    """Called by `ray start`: no server for `ray://` clients, which costs 50 MiB and which no flag turns off."""
+    ray_params.ray_client_server_port = None
+
+
 def make_temp_folder(settings: RayHeadSettings) -> Path:
-    """Ray's folder for sockets and logs: inside our own where its path is short enough, else in the system's."""
-    folder = temp_folder(settings.folder)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if found.st_uid != os.getuid() or folder.is_symlink() or found.st_mode & 0o077:
-        raise RayError(f"{folder} must be a folder that only you can enter, but somebody else made it: remove it")
-    return folder
+    """Make the folder for Ray's temporary files, inside one that only we can enter: Ray opens its own for everybody."""
+    temp = temp_folder(settings.folder)
+    temp.parent.mkdir(mode=0o700, exist_ok=True)
+    found = temp.parent.lstat()
+    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077:
+        raise RayError(f"{temp.parent} must be a folder that only you can enter, but it is not: remove it")
+    temp.mkdir(mode=0o700, exist_ok=True)
+    return temp
 
 
 def temp_folder(folder: Path) -> Path:
-    """Where the temporary files of the head of this folder are."""
-    inside = folder.resolve() / "tmp"
+    """Where Ray keeps sockets and logs: in our folder where its path is short enough, else in the system's /tmp."""
+    inside = folder.resolve() / "private" / "ray"
     if len(str(inside)) <= LONGEST_TEMP_FOLDER:
         return inside
     name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
-    return Path("/tmp") / f"mqmk-{os.getuid()}-{name}"
+    return Path("/tmp") / f"mqmk-{os.getuid()}-{name}" / "ray"
 
 
 def _free_port(wanted: int = 0, taken: tuple[int, ...] = ()) -> int:

@@ -107,7 +107,7 @@ def stop_head(folder: Path) -> bool:
     with _locked(folder):
         ended = _end(folder)
         shutil.rmtree(folder / "gcs", ignore_errors=True)
-        shutil.rmtree(temp_folder(folder), ignore_errors=True)
+        shutil.rmtree(temp_folder(folder).parent, ignore_errors=True)
         (folder / "head.json").unlink(missing_ok=True)
     if ended:
         log.info("stopped the Ray head", extra=event("ray.stopped", processes=ended))

@@ -9,6 +9,7 @@ import json
 import sqlite3
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -241,11 +242,15 @@ class MlflowRegistry:
     def _open(self) -> "MlflowClient":
         """Only when it is first needed: the import of MLflow takes two seconds."""
         be_quiet_and_quick()
-        if self._database is not None:
-            if not self._database.exists():
-                _create_database(self._database)
-            expect_readable(self._database)
-        return self._connect(self._uri)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # MLflow's imports warn about what MLflow itself uses
+            if self._database is not None:
+                if not self._database.exists():
+                    _create_database(self._database)
+                expect_readable(self._database)
+            client = self._connect(self._uri)
+            _or_none(lambda: client.get_registered_model(self._model))  # imports the rest
+        return client
 
     @contextmanager
     def _asking(self) -> "Iterator[MlflowClient]":

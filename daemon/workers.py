@@ -9,8 +9,8 @@ from mqmk.daemon.workshop import Workshop
 class Workers(Protocol):
     """Workers that take jobs and send news. A job may be started twice; what it answers is the same."""
 
-    def free(self) -> int:
-        """How many more jobs can be started now."""
+    def room_for(self, kind: type[Job]) -> bool:
+        """Whether a job of this kind can be started now."""
 
     def start(self, job: Job) -> None:
         """Give a job to a free worker."""
@@ -32,8 +32,8 @@ class InlineWorkers:
         self._workshop = workshop
         self._news: list[News] = []
 
-    def free(self) -> int:
-        return 1
+    def room_for(self, kind: type[Job]) -> bool:
+        return True
 
     def start(self, job: Job) -> None:
         def report(progress: Progressed) -> None:

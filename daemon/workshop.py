@@ -75,7 +75,8 @@ class Workshop:
         return derive_manifest(job.name, (survey_shard(shard.name, opener, self._config.limits) for shard in shards))
 
     def _learn(self, job: Learn, report: Report) -> Learned:
-        manifest, known = parse_manifest(job.manifest), TaskReport(**{**job.report, "warnings": tuple(job.report["warnings"])})
+        manifest = parse_manifest(job.manifest)
+        known = TaskReport(job.report["samples"], job.report["held_out"], tuple(job.report["warnings"]))
         task = shard_task(manifest, partial(self._bucket.open, job.folder), known, self.vit.info,
                           limits=self._config.limits)  # fmt: skip
         settings = replace(self._config.train, accumulate=self._config.train.accumulate * job.split)

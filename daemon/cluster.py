@@ -1,0 +1,130 @@
+"""Ray as the daemon uses it: its own head or somebody's cluster, the service on it, and what to do when it dies."""
+
+import logging
+import time
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+from mqmk.daemon.config import Config
+from mqmk.daemon.errors import RayError
+from mqmk.daemon.ledger import Ledger
+from mqmk.daemon.logs import event
+from mqmk.daemon.orchestrator import Replica
+from mqmk.daemon.ray_attach import Cluster as ClusterAddress
+from mqmk.daemon.ray_attach import attach, detach
+from mqmk.daemon.ray_command import RayHeadSettings
+from mqmk.daemon.ray_head import Head, ensure_head
+from mqmk.daemon.ray_watch import HeadHealth, Verdict, Watch, check, judge, repair
+from mqmk.daemon.ray_workers import RayWorkers, trainers_that_fit
+from mqmk.deploy import serving
+from mqmk.deploy.settings import ServeSettings
+
+log = logging.getLogger(__name__)
+WATCH_SECONDS = 2.0
+
+
+def serve_settings(config: Config) -> ServeSettings:
+    """What the service is started with."""
+    wanted, backbone = config.serve, config.backbone
+    return ServeSettings(
+        pools=config.pools_folder,
+        host=wanted.host,
+        port=wanted.port,
+        api_keys=wanted.api_keys,
+        anonymous=wanted.open,
+        replicas=wanted.replicas,
+        num_cpus=wanted.num_cpus,
+        num_gpus=wanted.num_gpus,
+        backbone=backbone.name,
+        weights=str(backbone.weights or "hub"),
+        weights_sha256=backbone.sha256,
+        image_size=backbone.image_size,
+        matcher=wanted.matcher,
+        budget=wanted.budget,
+        max_batch=wanted.max_batch,
+        batch_wait_seconds=wanted.batch_wait_seconds,
+        max_queue=wanted.max_queue,
+        request_bytes=wanted.request_bytes,
+        timeout_seconds=wanted.timeout_seconds,
+        watch_seconds=wanted.watch_seconds,
+        haproxy=wanted.haproxy,
+    )
+
+
+def head_settings(config: Config) -> RayHeadSettings:
+    """What the local head is started with."""
+    return RayHeadSettings(
+        config.ray_folder,
+        num_cpus=config.ray.num_cpus,
+        num_gpus=config.ray.num_gpus,
+        object_store_memory=config.ray.object_store_mb * 1_000_000,
+        metrics_port=config.ray.metrics_port,
+        environment=serving.environment(serve_settings(config)),
+    )
+
+
+@dataclass
+class RayCluster:
+    """Attached to Ray, with workers and the service; `tend` repairs what it can."""
+
+    config: Config
+    ledger: Ledger
+    head: Head | None = None
+    workers: RayWorkers = field(init=False)
+    _watch: Watch = field(default_factory=Watch)
+    _looked_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.workers = RayWorkers(self.config, 1)
+
+    def start(self) -> None:
+        """Find or start Ray, attach, and see to it that the service runs."""
+        if self.config.ray.address == "local":
+            self.head = ensure_head(head_settings(self.config))
+            attach(self.head)
+        else:
+            attach(ClusterAddress(self.config.ray.address))
+        self.workers.trainers = trainers_that_fit(self.config)
+        if self.config.serve.enabled:
+            serving.deploy(serve_settings(self.config))
+        self.ledger.set_health("ray", True)
+        log.info(f"Ray is ready, {self.workers.trainers} trainers", extra=event("ray.ready", release=version("ray")))
+
+    def tend(self) -> None:
+        """Look after the head every couple of seconds; a dead one is started again, and Serve comes back with it."""
+        now = time.monotonic()
+        if self.head is None or now - self._looked_at < WATCH_SECONDS:
+            return
+        self._looked_at = now
+        health = check(self.head, self.config.serve.port if self._is_serving() else None)
+        self._watch, verdict = judge(self._watch, health, now)
+        if verdict is Verdict.WELL:
+            self.ledger.set_health("ray", True)
+            return
+        self.ledger.set_health("ray", False, str(health))
+        if verdict is Verdict.RESTART:
+            self._restart(health)
+
+    def _restart(self, health: HeadHealth) -> None:
+        self.workers.forget()
+        detach()
+        try:
+            self.head = repair(head_settings(self.config), health)
+            self.start()
+        except RayError as error:  # the next look tries again
+            log.error(f"Ray could not be started again: {error}", extra=event("ray.down", why=str(health)))
+
+    def _is_serving(self) -> bool:
+        return self.config.serve.enabled and bool(self.replicas())
+
+    def replicas(self) -> list[Replica]:
+        """Every live replica and the version it answers with."""
+        if not self.config.serve.enabled:
+            return []
+        found = serving.replicas(serve_settings(self.config))
+        return [Replica(each.replica_id, each.pool_version, each.digest, each.last_failure) for each in found]
+
+    def stop(self) -> None:
+        """Leave; what serves goes on serving."""
+        self.workers.stop()
+        detach()

@@ -1,0 +1,175 @@
+"""`status`, `tasks`, `show`, `versions`: what is known about every task and version, and what happens next."""
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mqmk.daemon.commands.options import config_options
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from mqmk.daemon.config_sources import Loaded
+    from mqmk.daemon.overview import Overview
+
+COLOURS = {
+    "SERVING": "green", "PUBLISHED": "cyan", "QUARANTINED": "red", "CONFLICT": "red", "HELD": "yellow",
+    "TRAINING": "magenta", "FORGOTTEN": "dim",
+}  # fmt: skip
+
+
+@contextmanager
+def _overview(loaded: "Loaded") -> "Iterator[Overview]":
+    from mqmk.daemon.errors import DaemonError
+    from mqmk.daemon.ledger import Ledger
+    from mqmk.daemon.overview import Overview
+
+    config = loaded.config
+    if not config.ledger_file.exists():
+        raise DaemonError(
+            f"{config.state.dir} has no ledger: no daemon ever ran there; `mqmk-daemon start`, or --state"
+        )
+    ledger = Ledger(config.ledger_file)
+    try:
+        yield Overview(config, ledger)
+    finally:
+        ledger.close()
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--watch", is_flag=True, help="Keep the table on the terminal up to date until Ctrl-C.")
+@config_options
+def status(loaded: "Loaded", as_json: bool, watch: bool) -> None:
+    """Is it fine, what is it doing, what waits for me? Exit code 0 if it runs well, 3 if not, 4 if it is stopped."""
+    with _overview(loaded) as overview:
+        if as_json:
+            document = overview.status()
+            click.echo(json.dumps(document, indent=2))
+        elif watch:
+            document = _watch(overview)
+        else:
+            from rich.console import Console
+
+            document = overview.status()
+            Console().print(drawn(document))
+    raise SystemExit({"running": 0, "degraded": 3, "stopped": 4}[document["state"]])
+
+
+def _watch(overview: "Overview") -> dict[str, Any]:
+    from rich.live import Live
+
+    document = overview.status()
+    with Live(drawn(document), refresh_per_second=4) as live:
+        try:
+            while True:
+                time.sleep(0.5)
+                document = overview.status()
+                live.update(drawn(document))
+        except KeyboardInterrupt:
+            return document
+
+
+def drawn(document: Mapping[str, Any]) -> "RenderableType":
+    """The status as a person likes to see it."""
+    from rich.console import Group
+    from rich.text import Text
+
+    serving = document["serving"]
+    versions = ", ".join(str(each["pool_version"]) for each in serving["replicas"]) or "none"
+    lines = [f"{document['state']}   version {document['pool_version'] or 'none yet'}   replicas hold {versions}"]
+    lines += [f"serving at {serving['url']}"] if serving["url"] else []
+    lines += [f"{each['part']} does not work: {each['says']}" for each in document["health"] if not each["up"]]
+    lines += [f"waiting: {each['kind']} {each['subject']}" for each in document["commands"]]
+    return Group(*(Text(line) for line in lines), _task_table(document["tasks"], document["progress"]))
+
+
+def _task_table(tasks: Iterable[Mapping[str, Any]], progress: Iterable[Mapping[str, Any]] = ()) -> "RenderableType":
+    from rich.table import Table
+    from rich.text import Text
+
+    running = {each["task"]: each for each in progress}
+    table = Table("task", "state", "version", "classes", "samples", "matched", "accuracy", "what and why")
+    for row in tasks:
+        why = row["reason"] or ""
+        if row["name"] in running and row["state"] == "TRAINING":
+            now = running[row["name"]]
+            why = (
+                f"epoch {now['epoch']}/{now['epochs']}, loss {now['loss']:.3f}, "
+                f"{now['images_per_second']:.0f} images/s, {now['seconds_left']:.0f} s left"
+            )
+        table.add_row(
+            Text(row["name"]), Text(row["state"], style=COLOURS.get(row["state"], "")), str(row["version"] or ""),
+            str(len(row["classes"]) or ""), str(row["samples"] or ""), _share(row["matching_rate"]),
+            _share(row["accuracy"]), Text(why),
+        )  # fmt: skip
+    return table
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@config_options
+def tasks(loaded: "Loaded", as_json: bool) -> None:
+    """Every task with its state and reason."""
+    with _overview(loaded) as overview:
+        rows = overview.status()["tasks"]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+    else:
+        from rich.console import Console
+
+        Console().print(_task_table(rows))
+
+
+@click.command()
+@click.argument("task")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@config_options
+def show(loaded: "Loaded", task: str, as_json: bool) -> None:
+    """Everything about one task: why it is where it is, what comes next, and its history."""
+    with _overview(loaded) as overview:
+        found = overview.show(task)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    for each in found:
+        click.echo(f"{each['name']}: {each['state']}" + (f", {each['reason']}" if each["reason"] else ""))
+        click.echo(f"  next: {each['next']}" + (f", not before {each['next_try']}" if each["next_try"] else ""))
+        click.echo(f"  {each['samples']} samples of {len(each['classes'])} classes, identity {each['identity']}")
+        for warning in each["warnings"]:
+            click.echo(f"  warning: {warning}")
+        for event in each["events"]:
+            detail = ", ".join(f"{key}={value}" for key, value in event["detail"].items())
+            click.echo(f"  {event['at']}  {event['event']:<20} {detail[:160]}")
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@config_options
+def versions(loaded: "Loaded", as_json: bool) -> None:
+    """Every pool version: what made it and how good it is."""
+    with _overview(loaded) as overview:
+        rows = overview.versions()
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("", "version", "made by", "task", "matcher", "matched", "accuracy", "MLflow", "created", "digest")
+    for row in rows:
+        table.add_row(
+            "→" if row["current"] else "", str(row["version"]), row["kind"], Text(row["task"] or ""),
+            row["matcher"] or "", _share(row["matching_rate"]), _share(row["accuracy"]),
+            "recorded" if row["recorded"] else "waiting", row["created_at"], row["digest"][:12],
+        )  # fmt: skip
+    Console().print(table)

@@ -1,0 +1,161 @@
+"""Workers on Ray: trainers, as many as resources allow, and one builder beside the state directory.
+
+A trainer is an actor that belongs to the daemon: it dies with it, and a task goes on from its last whole epoch. One
+thread of an actor does the job, another answers how far it is.
+"""
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from mqmk.daemon.config import Config
+from mqmk.daemon.errors import WorkerDied
+from mqmk.daemon.jobs import Failed, Finished, Job, Learn, News, Progressed, Reported, Result
+from mqmk.daemon.workshop import Workshop, local_workshop
+
+
+class Worker:
+    """The actor: a workshop, and what it reported that nobody has fetched yet."""
+
+    def __init__(self, config: Config) -> None:
+        self._workshop: Workshop = local_workshop(config)
+        self._reported: list[Progressed] = []
+        self._lock = threading.Lock()
+
+    def do(self, job: Job) -> tuple[Result | Exception, list[Progressed]]:
+        """Do a job; an error is an answer, too, so that it arrives as what it was."""
+        try:
+            result: Result | Exception = self._workshop.do(job, self._report)
+        except Exception as error:
+            result = error
+        return result, self.progress()
+
+    def progress(self) -> list[Progressed]:
+        """Whole epochs since this was last asked."""
+        with self._lock:
+            found, self._reported = self._reported, []
+            return found
+
+    def _report(self, progress: Progressed) -> None:
+        with self._lock:
+            self._reported = [progress]  # the newest checkpoint holds everything
+
+
+@dataclass
+class _Busy:
+    job: Job
+    worker: Any
+    answer: Any
+    asked: Any = None
+
+
+@dataclass
+class RayWorkers:
+    """Jobs on a Ray that this process is attached to."""
+
+    config: Config
+    trainers: int
+    _busy: list[_Busy] = field(default_factory=list)
+    _idle: list[Any] = field(default_factory=list)
+    _builder: Any = None
+
+    def room_for(self, kind: type[Job]) -> bool:
+        trains = sum(isinstance(busy.job, Learn) for busy in self._busy)
+        return trains < self.trainers if kind is Learn else len(self._busy) == trains
+
+    def start(self, job: Job) -> None:
+        worker = self._trainer() if isinstance(job, Learn) else self._beside_the_state()
+        self._busy.append(_Busy(job, worker, worker.do.remote(job)))
+
+    def _trainer(self) -> Any:
+        if self._idle:
+            return self._idle.pop()
+        wanted = self.config.ray
+        return ray.remote(Worker).options(
+            num_cpus=wanted.trainer_cpus, num_gpus=wanted.trainer_gpus, max_concurrency=2
+        ).remote(self.config)  # fmt: skip
+
+    def _beside_the_state(self) -> Any:
+        """Validates and builds: on this node, where the state directory is, and never waiting for a trainer's CPU."""
+        if self._builder is None:
+            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+            self._builder = ray.remote(Worker).options(
+                num_cpus=0, max_concurrency=2, scheduling_strategy=here
+            ).remote(self.config)  # fmt: skip
+        return self._builder
+
+    def news(self) -> list[News]:
+        found: list[News] = []
+        for busy in list(self._busy):
+            found += self._heard_from(busy)
+        return found
+
+    def _heard_from(self, busy: _Busy) -> list[News]:
+        if not _ready(busy.answer):
+            return self._progress(busy)
+        self._busy.remove(busy)
+        try:
+            result, reported = ray.get(busy.answer)
+        except ray.exceptions.RayError as error:
+            self._bury(busy.worker)
+            reason = str(error).strip().splitlines()[0]
+            return [Failed(busy.job, WorkerDied(f"the worker of {busy.job.name} died: {reason}"))]
+        if busy.worker is not self._builder:
+            self._idle.append(busy.worker)
+        news: list[News] = [Reported(busy.job, each) for each in reported if isinstance(busy.job, Learn)]
+        return [*news, Failed(busy.job, result) if isinstance(result, Exception) else Finished(busy.job, result)]
+
+    def _progress(self, busy: _Busy) -> list[News]:
+        """Ask now, take the answer at a later pass: nothing waits for a busy worker."""
+        if not isinstance(busy.job, Learn):
+            return []
+        if busy.asked is None:
+            busy.asked = busy.worker.progress.remote()
+        if not _ready(busy.asked):
+            return []
+        asked, busy.asked = busy.asked, None
+        try:
+            return [Reported(busy.job, each) for each in ray.get(asked)]
+        except ray.exceptions.RayError:
+            return []  # its death is told by its answer
+
+    def _bury(self, worker: Any) -> None:
+        if worker is self._builder:
+            self._builder = None
+        ray.kill(worker)
+
+    def busy(self) -> list[Job]:
+        return [busy.job for busy in self._busy]
+
+    def stop(self) -> None:
+        workers = [busy.worker for busy in self._busy] + self._idle + ([self._builder] if self._builder else [])
+        for worker in workers:
+            ray.kill(worker)
+        self.forget()
+
+    def forget(self) -> None:
+        """Ray is gone, and every worker with it; jobs are given out again."""
+        self._busy, self._idle, self._builder = [], [], None
+
+    def let_idle_go(self) -> None:
+        """Give the memory of trainers back that have nothing to do."""
+        while self._idle:
+            ray.kill(self._idle.pop())
+
+
+def trainers_that_fit(config: Config) -> int:
+    """How many trainers the cluster has room for."""
+    if config.ray.trainers is not None:
+        return config.ray.trainers
+    have, wanted = ray.cluster_resources(), config.ray
+    rooms = [have.get("CPU", 1.0) / wanted.trainer_cpus] if wanted.trainer_cpus else []
+    rooms += [have.get("GPU", 0.0) / wanted.trainer_gpus] if wanted.trainer_gpus else []
+    return max(1, int(min(rooms, default=1)))
+
+
+def _ready(reference: Any) -> bool:
+    done, _ = ray.wait([reference], timeout=0)
+    return bool(done)

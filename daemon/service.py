@@ -1,0 +1,167 @@
+"""The long-running daemon: takes the lock, puts its parts together, turns the loop, and leaves when it is told to."""
+
+import logging
+import os
+import signal
+import sqlite3
+import time
+from dataclasses import dataclass
+from types import FrameType
+from typing import Protocol
+
+from mqmk.daemon.bucket import Bucket
+from mqmk.daemon.config import Config
+from mqmk.daemon.ledger import Ledger, State
+from mqmk.daemon.lock import DaemonLock
+from mqmk.daemon.logs import event
+from mqmk.daemon.orchestrator import Orchestrator, Replica
+from mqmk.daemon.records import Records
+from mqmk.daemon.registry_records import Registry
+from mqmk.daemon.state_files import StateFiles
+from mqmk.daemon.workers import InlineWorkers, Workers
+from mqmk.matcher.errors import MqmkError
+
+log = logging.getLogger(__name__)
+SLICE_SECONDS = 0.25  # how soon a command of an operator, a finished job or a signal is noticed
+
+
+class Ground(Protocol):
+    """What the daemon stands on: Ray, or nothing."""
+
+    @property
+    def workers(self) -> Workers:
+        """Who does the jobs."""
+
+    def start(self) -> None:
+        """Make it ready."""
+
+    def tend(self) -> None:
+        """Repair what can be repaired."""
+
+    def replicas(self) -> list[Replica]:
+        """Who serves what."""
+
+    def stop(self) -> None:
+        """Leave it."""
+
+
+class NoRay:
+    """`ray.address: none`: this process does the work and nobody serves."""
+
+    def __init__(self, config: Config) -> None:
+        from mqmk.daemon.workshop import local_workshop
+
+        self.workers: Workers = InlineWorkers(local_workshop(config))
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def tend(self) -> None:
+        """Nothing to look after."""
+
+    def replicas(self) -> list[Replica]:
+        return []
+
+    def stop(self) -> None:
+        """Nothing to leave."""
+
+
+@dataclass
+class Service:
+    """The loop around the orchestrator's passes."""
+
+    config: Config
+    ledger: Ledger
+    bucket: Bucket
+    ground: Ground
+    orchestrator: Orchestrator
+    stopping: bool = False
+
+    def run(self) -> None:
+        """Turn until a signal says stop; a pass that fails is logged and tried again, later each time."""
+        least, most = self.config.bucket.poll_seconds, self.config.bucket.max_poll_seconds
+        pause = least
+        while not self.stopping:
+            try:
+                self.ground.tend()
+                happened = self.orchestrator.run_pass()
+            except (OSError, sqlite3.OperationalError, MqmkError) as error:
+                self._troubled(error)
+                happened = False
+            pause = (
+                self.config.bucket.poll_seconds if happened else min(pause * 1.5, self.config.bucket.max_poll_seconds)
+            )
+            self._wait(pause)
+
+    def _troubled(self, error: Exception) -> None:
+        """Such as a full disk: nothing is lost, nothing is given up, the loop goes on."""
+        log.error(f"this pass failed: {error}; the next one tries again", extra=event("pass.failed", error=repr(error)))
+        try:
+            self.ledger.set_health("state", False, str(error))
+        except sqlite3.OperationalError:
+            time.sleep(1)  # the ledger itself is the trouble
+
+    def _wait(self, seconds: float) -> None:
+        """Until something may have changed: the bucket, a job, a command, a signal."""
+        deadline = time.monotonic() + seconds
+        while not self.stopping and (left := deadline - time.monotonic()) > 0:
+            if self.bucket.wait(min(left, SLICE_SECONDS)) or self.ledger.changed_by_others() or self._under_way():
+                return
+
+    def _under_way(self) -> bool:
+        return bool(self.orchestrator.workers.busy()) or bool(self.ledger.counts()[State.PUBLISHED])
+
+    def stop(self, number: int, _frame: FrameType | None) -> None:
+        """A signal: end after the step that is being done."""
+        log.info("stopping", extra=event("daemon.stopping", signal=signal.Signals(number).name))
+        self.stopping = True
+        self.bucket.wake()
+
+
+def run_daemon(config: Config) -> None:
+    """Everything from the lock to the last line of the log."""
+    lock = DaemonLock(config.state.dir).take()
+    config.state.dir.chmod(0o700)
+    ledger = Ledger(config.ledger_file)
+    bucket = Bucket(config.bucket_url, settle_seconds=config.bucket.settle_seconds)
+    bucket.prepare()
+    ground = ground_for(config, ledger)
+    files = StateFiles(config.state.dir)
+    registry = registry_for(config)
+    records = Records(config, ledger, files, registry)
+    orchestrator = Orchestrator(config, ledger, bucket, files, ground.workers, records, ground)
+    service = Service(config, ledger, bucket, ground, orchestrator)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, service.stop)
+    log.info(f"watching {config.bucket_url}", extra=event("daemon.started", state=str(config.state.dir)))
+    try:
+        ground.start()
+        service.run()
+    finally:
+        ground.stop()
+        bucket.close()
+        if registry:
+            registry.close()
+        ledger.close()
+        lock.release()
+    log.info("stopped", extra=event("daemon.stopped"))
+
+
+def ground_for(config: Config, ledger: Ledger) -> Ground:
+    """Ray as configured."""
+    if config.ray.address == "none":
+        return NoRay(config)
+    if config.ray.address == "local":
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # read when ray is imported: our ports stay on loopback
+    from mqmk.daemon.cluster import RayCluster
+
+    return RayCluster(config, ledger)
+
+
+def registry_for(config: Config) -> Registry | None:
+    """MLflow as configured."""
+    if not config.mlflow.enabled:
+        return None
+    from mqmk.daemon.registry import MlflowRegistry
+
+    return MlflowRegistry(config.tracking_uri, config.artifacts_folder, config.mlflow.experiment, config.mlflow.model)
