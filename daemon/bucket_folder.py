@@ -49,7 +49,11 @@ class FolderStore:
         """A regular file."""
         path = self._root / place / name
         with _explained(path):
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not block before it is recognised
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not block before it is recognised
+            except FileNotFoundError:
+                self.folders()  # BucketError if it is the whole bucket that is gone: a disk that is not mounted
+                raise
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 os.close(descriptor)
                 raise FileNotFoundError(f"{path}: expected a file")

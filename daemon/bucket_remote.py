@@ -57,7 +57,7 @@ class RemoteStore:
     def folders(self) -> list[str]:
         """The common prefixes under `tasks/`: one request for a thousand of them."""
         path = self._path(TASKS)
-        with self._explained(), suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), self._explained():
             found = self._files.ls(path, detail=True)
             return [name for info in found if info["type"] == "directory" and (name := _below(path, info))]
         return []
@@ -65,7 +65,7 @@ class RemoteStore:
     def files(self, place: str) -> list[StoredFile]:
         """The objects with that prefix and no further slash."""
         path = self._path(place)
-        with self._explained(), suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), self._explained():
             return [file for info in self._files.ls(path, detail=True) if (file := _stored(path, info))]
         return []
 
@@ -73,7 +73,7 @@ class RemoteStore:
         """One flat listing: a request for every thousand objects, and not one for every task."""
         path = self._path(TASKS)
         folders: dict[str, list[StoredFile]] = {}
-        with self._explained(), suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), self._explained():
             for info in self._files.find(path, detail=True).values():
                 folder = _below(path, info).split("/")[0]
                 file = _stored(f"{path}/{folder}", info)
@@ -83,8 +83,12 @@ class RemoteStore:
 
     def open(self, place: str, name: str) -> BinaryIO:
         """Read in blocks; an object that changes meanwhile is noticed where the store has ETags."""
-        with self._explained():
-            file = self._files.open(self._path(place, name), "rb", block_size=BLOCK_BYTES, cache_type="readahead")
+        try:
+            with self._explained():
+                file = self._files.open(self._path(place, name), "rb", block_size=BLOCK_BYTES, cache_type="readahead")
+        except FileNotFoundError:
+            self.files(place)  # BucketError if it is the whole bucket that is gone
+            raise
         return io.BufferedReader(_Stream(file, self), buffer_size=2**20)
 
     def write(self, place: str, name: str, data: bytes) -> None:
@@ -94,7 +98,7 @@ class RemoteStore:
 
     def move(self, place: str, name: str, to: str) -> None:
         """A copy within the store, then a delete."""
-        with self._explained(), suppress(FileNotFoundError):  # moved before
+        with suppress(FileNotFoundError), self._explained():  # moved before
             if not self._flat:
                 self._files.makedirs(self._path(to), exist_ok=True)
             self._files.cp_file(self._path(place, name), self._path(to, name))
@@ -102,7 +106,7 @@ class RemoteStore:
 
     def delete(self, place: str, name: str) -> None:
         """Remove the object."""
-        with self._explained(), suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), self._explained():
             self._files.rm_file(self._path(place, name))
 
     def delete_folder(self, place: str) -> None:

@@ -1,6 +1,8 @@
 """Ray as the daemon uses it: its own head or somebody's cluster, the service on it, and what to do when it dies."""
 
 import logging
+import math
+import os
 import time
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -52,10 +54,11 @@ def serve_settings(config: Config) -> ServeSettings:
 
 
 def head_settings(config: Config) -> RayHeadSettings:
-    """What the local head is started with."""
+    """What the local head is started with; on a small machine, room for one trainer beside the replicas."""
+    needed = math.ceil(config.ray.trainer_cpus + config.serve.replicas * config.serve.num_cpus)
     return RayHeadSettings(
         config.ray_folder,
-        num_cpus=config.ray.num_cpus,
+        num_cpus=config.ray.num_cpus or max(os.cpu_count() or 1, needed),
         num_gpus=config.ray.num_gpus,
         object_store_memory=config.ray.object_store_mb * 1_000_000,
         metrics_port=config.ray.metrics_port,

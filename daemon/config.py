@@ -104,6 +104,8 @@ class Gate:
     """Least held-out accuracy of the new task, given the right task."""
     without_held_out: Literal["hold", "promote"] = "hold"
     """A task that brings no held-out pictures: hold it for `mqmk-daemon promote`, or serve it unmeasured."""
+    fresh_process: bool = True
+    """Also load the version and answer in a process of its own, which costs a few seconds."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,7 @@ class Config:
     @property
     def ledger_file(self) -> Path:
         """What happened to every task."""
-        return self.state.dir / "ledger.db"
+        return self.state.dir / "ledger.sqlite"
 
     @property
     def pools_folder(self) -> Path:
@@ -260,7 +262,7 @@ class Config:
     @property
     def held_out_folder(self) -> Path:
         """Pictures that versions are measured on."""
-        return self.state.dir / "held_out"
+        return self.state.dir / "held-out"
 
     @property
     def tracking_uri(self) -> str:

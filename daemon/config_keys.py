@@ -43,6 +43,8 @@ LEARNER_RANGES: Final[Mapping[str, Range]] = {
     "train.head_scale": Range(0),
     "train.patience": Range(1),
     "train.augmentation.least_area": Range(0, 1),
+    "train.patches": Range(0, 1),
+    "train.e_layers": Range(0),
     "train.seed": Range(0, 2**32 - 1),
 }
 """The learner's settings are plain values; what an operator may give them is said here."""

@@ -22,6 +22,7 @@ from urllib.request import ProxyHandler, build_opener
 
 from mqmk.daemon.config import LOOPBACK, Config
 from mqmk.daemon.config_keys import shown
+from mqmk.daemon.errors import BucketError
 from mqmk.matcher.errors import MqmkError
 
 GIGABYTE: Final = 2**30
@@ -172,7 +173,11 @@ def bucket(config: Config) -> Verdict:
         return "warn", f"there is no folder {url}", f"mkdir -p {url}/tasks, or correct bucket.url"
     from mqmk.daemon.bucket import Bucket
 
-    Bucket(url, settle_seconds=config.bucket.settle_seconds).check()
+    try:
+        Bucket(url, settle_seconds=config.bucket.settle_seconds).check()
+    except BucketError as error:
+        to_do = "correct bucket.url, or for s3:// AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        return "fail", str(error), to_do
     return "ok", f"{shown(url)} can be listed", ""
 
 

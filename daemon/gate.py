@@ -43,7 +43,7 @@ def verdict(vit: FrozenViT, config: Config, judged: Judged) -> str | None:
     return (
         _new_task(config.gate, judged)
         or _old_tasks(vit, config.train, judged)
-        or _answers_in_a_fresh_process(judged.candidate, config.backbone)
+        or (_answers_in_a_fresh_process(judged.candidate, config.backbone) if config.gate.fresh_process else None)
     )
 
 

@@ -32,8 +32,8 @@ def attach(where: Head | Cluster, namespace: str = NAMESPACE, deadline_seconds: 
     """
     begun = time.monotonic()
     _wait_until_answering(where.address, begun + deadline_seconds)
+    _set_environment(where)
     detach()
-    _use_token(where)
     failure: list[BaseException] = []
     thread = threading.Thread(target=_connect, args=(where.address, namespace, failure), name="ray-attach", daemon=True)
     thread.start()
@@ -70,16 +70,17 @@ def _wait_until_answering(address: str, deadline: float) -> None:
         time.sleep(0.2)
 
 
-def _use_token(where: Head | Cluster) -> None:
-    """Ray reads its variables once and remembers them; make it read these."""
-    if where.token_file is None:
-        return
-    os.environ.pop("RAY_AUTH_TOKEN", None)  # it would win over the file
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(where.token_file)}
-    if isinstance(where, Head):
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # our own ports on loopback too
+def _set_environment(where: Head | Cluster) -> None:
+    """Ray reads some variables when it is imported and remembers them; make it read ours, imported or not."""
+    if where.token_file is not None:
+        os.environ.pop("RAY_AUTH_TOKEN", None)  # it would win over the file
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(where.token_file)}
+    local = isinstance(where, Head)
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0" if local else "1"
+    from ray._private import ray_constants
     from ray._raylet import AuthenticationTokenLoader, Config
 
+    ray_constants.ENABLE_RAY_CLUSTER = not local  # else Ray takes 127.0.0.1 for the machine's outer address
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
-    logging.getLogger("ray").setLevel(logging.WARNING)
+    logging.getLogger("ray").setLevel(logging.ERROR)  # a warning tells that a thread cannot handle signals: we know

@@ -44,7 +44,7 @@ from mqmk.daemon.ray_probe import speaks_grpc
 from mqmk.matcher.durable import replace_file
 
 SCHEMA: Final = 1
-STOP_SECONDS: Final = 3.0
+STOP_SECONDS: Final = 2.0
 """What Ray's processes get to end by themselves."""
 LAUNCH: Final = 'log=$1; shift; setsid "$@" </dev/null >"$log" 2>&1 & echo $!'
 """A session of its own, and no child of ours: nobody has to reap it, and no signal of ours reaches it."""

@@ -147,12 +147,15 @@ class RayWorkers:
 
 
 def trainers_that_fit(config: Config) -> int:
-    """How many trainers the cluster has room for."""
+    """How many trainers the cluster has room for beside the replicas."""
     if config.ray.trainers is not None:
         return config.ray.trainers
-    have, wanted = ray.cluster_resources(), config.ray
-    rooms = [have.get("CPU", 1.0) / wanted.trainer_cpus] if wanted.trainer_cpus else []
-    rooms += [have.get("GPU", 0.0) / wanted.trainer_gpus] if wanted.trainer_gpus else []
+    have, wanted, replicas = ray.cluster_resources(), config.ray, config.serve.replicas if config.serve.enabled else 0
+    rooms = []
+    if wanted.trainer_cpus:
+        rooms.append((have.get("CPU", 1.0) - replicas * config.serve.num_cpus) / wanted.trainer_cpus)
+    if wanted.trainer_gpus:
+        rooms.append((have.get("GPU", 0.0) - replicas * config.serve.num_gpus) / wanted.trainer_gpus)
     return max(1, int(min(rooms, default=1)))
 
 

@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 ALIAS: Final = "serving"
-_BATCH: Final = {"params": 100, "metrics": 1000}  # the most that MLflow takes at once
+MOST_PARAMETERS, MOST_POINTS = 100, 1000  # that MLflow takes at once
 _MAY_PASS: Final = (408, 409, 429, 499)
 
 T = TypeVar("T")
@@ -99,8 +99,7 @@ class MlflowRegistry:
         with self._asking() as client:
             if known := self._find(client, record.version):
                 return expect_same(_registered(known), record)
-            highest = max((int(version.version) for version in self._all(client)), default=0)
-            expect_next(record, highest)
+            expect_next(record, self._highest(client))
             pool, files = read_files(record)
             note = version_note(record, pool)
             run = self._run(client, self._pools, pool_draft(record, files, note))
@@ -146,6 +145,7 @@ class MlflowRegistry:
         """Download the two files, check them against the recorded digest, and put them into a pool store."""
         with self._asking() as client, tempfile.TemporaryDirectory() as part:
             known = self._must_find(client, version)
+            assert known.run_id  # given when it was made
             with patience():
                 folder = Path(client.download_artifacts(known.run_id, POOL_FOLDER, part))
             files = PoolFiles((folder / TENSORS).read_bytes(), (folder / CARD).read_bytes())
@@ -184,10 +184,10 @@ class MlflowRegistry:
         start, run_id = run.info.start_time, run.info.run_id  # the same time when it is done again
         params = [Param(name, value) for name, value in draft.parameters.items()]
         points = [Metric(name, value, start + step, step) for name, value, step in draft.points]
-        for part in _batches(params, _BATCH["params"]):
-            client.log_batch(run_id, params=part)
-        for part in _batches(points, _BATCH["metrics"]):
-            client.log_batch(run_id, metrics=part)
+        for some in _batches(params, MOST_PARAMETERS):
+            client.log_batch(run_id, params=some)
+        for few in _batches(points, MOST_POINTS):
+            client.log_batch(run_id, metrics=few)
         with tempfile.TemporaryDirectory() as folder, patience():
             write_files(draft.files, Path(folder))
             client.log_artifacts(run_id, folder)
@@ -199,7 +199,7 @@ class MlflowRegistry:
     def _experiment(self, client: "MlflowClient", name: str) -> str:
         known = client.get_experiment_by_name(name)
         if known is None:
-            location = self._artifacts and (self._artifacts / name).absolute().as_uri()
+            location = (self._artifacts / name).absolute().as_uri() if self._artifacts else None
             note = TRAININGS_NOTE if name == self._trainings else POOLS_NOTE
             return client.create_experiment(name, location, {"mlflow.note.content": note})
         if known.lifecycle_stage != "active":
@@ -229,6 +229,10 @@ class MlflowRegistry:
         if found is None:
             raise RegistryError(f"version {version} is not recorded in MLflow as {self._model!r}", passing=False)
         return found
+
+    def _highest(self, client: "MlflowClient") -> int:
+        page = client.search_model_versions(f"name='{self._model}'", max_results=1, order_by=["version_number DESC"])
+        return int(page[0].version) if page else 0
 
     def _all(self, client: "MlflowClient") -> "list[ModelVersion]":
         found: list[ModelVersion] = []
@@ -300,7 +304,7 @@ def _passing(error: Exception) -> bool | None:
     from sqlalchemy.exc import SQLAlchemyError
 
     if isinstance(error, MlflowException):
-        status = error.get_http_status_code()
+        status = int(error.get_http_status_code())  # type: ignore[no-untyped-call]
         return status >= 500 or status in _MAY_PASS
     return True if isinstance(error, OSError | SQLAlchemyError | sqlite3.Error) else None
 
@@ -313,7 +317,8 @@ def _create_database(database: Path) -> None:
     part = database.with_name(f".{database.name}.part")
     part.unlink(missing_ok=True)  # of a process that was killed
     part.with_name(f"{part.name}-journal").unlink(missing_ok=True)
-    store = SqlAlchemyStore(f"sqlite:///{part.absolute()}", database.parent.absolute().as_uri())
+    root = database.parent.absolute().as_uri()
+    store = SqlAlchemyStore(f"sqlite:///{part.absolute()}", root)  # type: ignore[no-untyped-call]
     store.engine.dispose()
     part.replace(database)
     sync_folder(database.parent)

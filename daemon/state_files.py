@@ -26,11 +26,6 @@ class StateFiles:
     folder: Path
 
     @property
-    def ledger(self) -> Path:
-        """The ledger's file."""
-        return self.folder / "ledger.sqlite"
-
-    @property
     def store(self) -> PoolStore:
         """The pool versions."""
         return PoolStore(self.folder / "pools")

@@ -4,6 +4,7 @@ Nothing here touches a published version. The candidate is written beside the st
 ledger before it moves in.
 """
 
+import shutil
 from collections.abc import Mapping
 from statistics import fmean
 from typing import Any, Final
@@ -39,6 +40,7 @@ class VersionBuilder:
     def build(self) -> Built | Stale:
         """Make, evaluate, judge, write."""
         crash_points.reached("build.before")
+        shutil.rmtree(self.files.candidates, ignore_errors=True)  # of builds that were given up
         parent, old = self._current()
         new = self._next(old)
         if isinstance(new, Stale):
@@ -80,8 +82,10 @@ class VersionBuilder:
         grows = [task.name for task in new.tasks[: len(old.tasks)]] == [task.name for task in old.tasks]
         if parent is not None and grows and old.tasks:
             table = self._known_table() or table
-        pool = new.to(self.vit.device)
-        return held_out, extend(table, self.vit, pool, held_out) if new.tasks else table
+        if not len(held_out.task):
+            none = torch.zeros(0, self.vit.dim)
+            return held_out, QueryTable(torch.zeros(0, len(new.tasks), self.vit.dim), none, none)
+        return held_out, extend(table, self.vit, new.to(self.vit.device), held_out)
 
     def _pictures(self, identity: str) -> InMemory:
         path, size = self.files.held_out(identity), self.vit.info.image_size

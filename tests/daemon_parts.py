@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 
 from mqmk.daemon.bucket import Bucket
-from mqmk.daemon.config import Config, Ray, Retry, State
 from mqmk.daemon.config import Bucket as BucketSettings
+from mqmk.daemon.config import Config, Ray, Retry, State
 from mqmk.daemon.ledger import Ledger
 from mqmk.daemon.orchestrator import Orchestrator, Replica
 from mqmk.daemon.records import Records

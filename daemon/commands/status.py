@@ -93,7 +93,10 @@ def _task_table(tasks: Iterable[Mapping[str, Any]], progress: Iterable[Mapping[s
     from rich.text import Text
 
     running = {each["task"]: each for each in progress}
-    table = Table("task", "state", "version", "classes", "samples", "matched", "accuracy", "what and why")
+    table = Table()
+    for column in ("task", "state", "version", "classes", "samples", "matched", "accuracy"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("what and why")
     for row in tasks:
         why = row["reason"] or ""
         if row["name"] in running and row["state"] == "TRAINING":
@@ -165,7 +168,9 @@ def versions(loaded: "Loaded", as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("", "version", "made by", "task", "matcher", "matched", "accuracy", "MLflow", "created", "digest")
+    table = Table()
+    for column in ("", "version", "made by", "task", "matcher", "matched", "accuracy", "MLflow", "created", "digest"):
+        table.add_column(column, no_wrap=True)
     for row in rows:
         table.add_row(
             "→" if row["current"] else "", str(row["version"]), row["kind"], Text(row["task"] or ""),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from daemon_parts import daemon, drop, small_config
 
-from mqmk.daemon.config import Gate
+from mqmk.daemon.config import Config, Gate
 from mqmk.daemon.errors import WorkerDied
 from mqmk.daemon.ledger import State
 from mqmk.daemon.orchestrator import Replica
@@ -42,3 +42,215 @@ def test_every_task_becomes_one_version_recorded_and_current(learned: Path) -> N
     assert pool.matching["matchers"].keys() == set(parts.config.evaluate.matchers)
     for task in parts.ledger.tasks():
         assert 0 <= task.metrics["matching_rate"] <= 1 and task.metrics["accuracy_given_task"] > 0.3
+
+
+QUICK = Gate(accuracy_floor=0.0, fresh_process=False)
+
+
+def quick(folder: Path, **sections: object) -> Config:
+    return small_config(folder, **({"gate": QUICK} | sections))
+
+
+def test_the_same_content_under_another_name_is_a_no_op(tmp_path: Path) -> None:
+    drop(tmp_path / "bucket", "sea", per_class=6)
+    parts = daemon(quick(tmp_path))
+    parts.run()
+    drop(tmp_path / "bucket", "sea", "sea-again", per_class=6)
+    parts.run()
+    assert parts.states == {"sea": "PUBLISHED"} and len(parts.ledger.versions()) == 1
+    assert "task.seen-again" in [event.event for event in parts.ledger.events()]
+
+
+def test_the_same_name_with_other_content_is_a_conflict_that_is_shown_and_never_trained(tmp_path: Path) -> None:
+    drop(tmp_path / "bucket", "sea", per_class=6)
+    parts = daemon(quick(tmp_path))
+    parts.run()
+    (tmp_path / "bucket" / "tasks" / "sea").rename(tmp_path / "old")
+    drop(tmp_path / "bucket", "birds", "sea", per_class=6)
+    parts.orchestrator._reconciled_at = 0.0
+    parts.run()
+    rows = parts.ledger.named("sea")
+    assert [row.state for row in rows] == [State.PUBLISHED, State.CONFLICT]
+    assert "forget sea first" in (rows[1].reason or "") and len(parts.ledger.versions()) == 1
+
+
+def test_a_bad_task_is_quarantined_with_its_reason_and_learned_once_it_is_mended(tmp_path: Path) -> None:
+    drop(tmp_path / "bucket", "sea", per_class=6)
+    shard = next((tmp_path / "bucket" / "tasks" / "sea").glob("*.tar"))
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-600])
+    drop(tmp_path / "bucket", "birds", per_class=6)
+    parts = daemon(quick(tmp_path))
+    parts.run()
+    (sea,) = parts.ledger.named("sea")
+    assert parts.states == {"sea": "QUARANTINED", "birds": "PUBLISHED"}
+    assert sea.code and sea.reason and shard.name in sea.reason
+    shard.write_bytes(whole)
+    parts.ledger.ask("retry", "sea")
+    parts.run()
+    assert parts.states == {"sea": "PUBLISHED", "birds": "PUBLISHED"}
+
+
+def test_a_manifest_that_is_no_manifest_is_quarantined_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "bucket" / "tasks" / "odd"
+    folder.mkdir(parents=True)
+    (folder / "TASK.json").write_text("{}")
+    parts = daemon(quick(tmp_path))
+    time.sleep(0.3)
+    parts.run()
+    time.sleep(0.3)
+    parts.run()
+    (odd,) = parts.ledger.named("odd")
+    assert odd.state is State.QUARANTINED and odd.code == "bad-manifest"
+
+
+def test_shards_without_a_manifest_become_a_task_once_they_settled(tmp_path: Path) -> None:
+    manifest = drop(tmp_path / "bucket", "sea", per_class=6)
+    (tmp_path / "bucket" / "tasks" / "sea" / "TASK.json").unlink()
+    parts = daemon(quick(tmp_path))
+    deadline = time.monotonic() + 20
+    while parts.states.get("sea") != "PUBLISHED" and time.monotonic() < deadline:
+        parts.run(3)
+        time.sleep(0.1)
+    (sea,) = parts.ledger.named("sea")
+    assert sea.state is State.PUBLISHED and b'"settled"' in (sea.manifest or b"")
+    assert sea.identity == manifest.identity
+
+
+def test_what_the_gate_refuses_is_held_and_served_when_an_operator_promotes_it(tmp_path: Path) -> None:
+    drop(tmp_path / "bucket", "sea", per_class=6)
+    config = quick(tmp_path, gate=Gate(accuracy_floor=1.0, fresh_process=False))
+    parts = daemon(config)
+    parts.run()
+    (sea,) = parts.ledger.named("sea")
+    assert sea.state is State.HELD and "below gate.accuracy_floor" in (sea.reason or "")
+    assert parts.files.store.current() is None and parts.ledger.versions() == []
+    parts.ledger.ask("promote", "sea")
+    parts.run()
+    current = parts.files.store.current()
+    assert parts.states == {"sea": "PUBLISHED"} and current and current.version == 1
+
+
+def test_a_task_without_held_out_pictures_is_held_unless_configured(tmp_path: Path) -> None:
+    drop(tmp_path / "bucket", "sea", per_class=6, holdout=0.0)
+    parts = daemon(quick(tmp_path))
+    parts.run()
+    assert parts.states == {"sea": "HELD"}
+    allowed = quick(tmp_path, gate=Gate(without_held_out="promote", fresh_process=False))
+    parts.ledger.ask("promote", "sea")
+    parts = daemon(allowed)
+    parts.run()
+    assert parts.states == {"sea": "PUBLISHED"}
+
+
+def test_rolling_back_holds_later_tasks_and_the_next_version_builds_on_what_is_current(tmp_path: Path) -> None:
+    for task in ("sea", "birds"):
+        drop(tmp_path / "bucket", task, per_class=6)
+    registry = MemoryRegistry()
+    parts = daemon(quick(tmp_path), registry=registry)
+    parts.run()
+    command = parts.ledger.ask("rollback", "1")
+    parts.run()
+    first, second = (parts.ledger.task(row.task or 0).name for row in parts.ledger.versions())
+    assert parts.ledger.command(command.id).state == "DONE"
+    assert parts.states == {first: "PUBLISHED", second: "HELD"} and registry.serving() == 1
+    drop(tmp_path / "bucket", "fruit", per_class=6)
+    parts.run()
+    parts.ledger.ask("promote", second)
+    parts.run()
+    rows = [(row.version, row.parent) for row in parts.ledger.versions()]
+    assert rows == [(1, None), (2, 1), (3, 1), (4, 3)]
+    current = parts.files.store.current()
+    assert current and [task.name for task in parts.files.store.read(current).tasks] == [first, "fruit", second]
+    assert registry.serving() == 4 and [version.version for version in registry.versions()] == [1, 2, 3, 4]
+
+
+def test_forgetting_publishes_a_version_without_the_task_and_deletes_its_data(tmp_path: Path) -> None:
+    for task in ("sea", "birds"):
+        drop(tmp_path / "bucket", task, per_class=6)
+    registry = MemoryRegistry()
+    parts = daemon(quick(tmp_path), registry=registry)
+    parts.run()
+    kept, gone = (parts.ledger.task(row.task or 0) for row in parts.ledger.versions())
+    assert gone.identity and parts.files.held_out(gone.identity).exists()
+    command = parts.ledger.ask("forget", gone.name)
+    parts.run()
+    answer = parts.ledger.command(command.id)
+    assert answer.state == "DONE" and "exactly: nothing" in (answer.answer or "")
+    assert parts.states == {kept.name: "PUBLISHED", gone.name: "FORGOTTEN"}
+    assert not parts.files.held_out(gone.identity).exists() and not parts.files.work(gone.identity).exists()
+    current = parts.files.store.current()
+    assert current and [task.name for task in parts.files.store.read(current).tasks] == [kept.name]
+    assert [(each.task, each.exact) for each in registry.deletions()] == [(gone.name, True)]
+    refused = parts.ledger.ask("rollback", "2")
+    parts.run()
+    assert parts.ledger.command(refused.id).state == "REFUSED"
+    command = parts.ledger.ask("forget", kept.name)
+    parts.run()
+    current = parts.files.store.current()
+    assert current and parts.files.store.read(current).tasks == () and parts.states[kept.name] == "FORGOTTEN"
+
+
+def test_a_task_is_serving_when_every_replica_holds_its_version(tmp_path: Path) -> None:
+    drop(tmp_path / "bucket", "sea", per_class=6)
+    parts = daemon(quick(tmp_path))
+    parts.run()
+    current = parts.files.store.current()
+    assert current
+    parts.serving.holding = [Replica("a", current.version, current.digest), Replica("b", None, None)]
+    parts.run()
+    assert parts.states == {"sea": "PUBLISHED"}
+    parts.serving.holding = [Replica("a", current.version, current.digest)]
+    parts.run()
+    assert parts.states == {"sea": "SERVING"}
+
+
+def test_a_worker_that_dies_is_tried_again_and_a_task_that_always_fails_is_given_up(tmp_path: Path) -> None:
+    drop(tmp_path / "bucket", "sea", per_class=6)
+    parts = daemon(quick(tmp_path))
+    work = parts.orchestrator.workers._workshop
+    learn, failures = work._learn, [WorkerDied("gone"), MemoryError("out of memory")]
+
+    def sometimes(job: object, report: object) -> object:
+        if failures:
+            raise failures.pop(0)
+        return learn(job, report)
+
+    work._learn = sometimes
+    parts.run()
+    (sea,) = parts.ledger.named("sea")
+    assert sea.state is State.PUBLISHED and sea.split == 2
+    drop(tmp_path / "bucket", "birds", per_class=6)
+    failures += [RuntimeError("no")] * 9
+    parts.run()
+    (birds,) = parts.ledger.named("birds")
+    assert birds.state is State.QUARANTINED and birds.code == "gave-up" and "no" in (birds.reason or "")
+
+
+def test_shards_are_tidied_as_configured_and_the_task_is_not_reopened(tmp_path: Path) -> None:
+    drop(tmp_path / "bucket", "sea", per_class=6)
+    config = quick(tmp_path)
+    config = replace(config, bucket=replace(config.bucket, after_learning="move"))
+    parts = daemon(config)
+    parts.run()
+    assert not (tmp_path / "bucket" / "tasks" / "sea" / "TASK.json").exists()
+    assert (tmp_path / "bucket" / "learned" / "sea" / "TASK.json").exists()
+    parts.orchestrator._reconciled_at = 0.0
+    parts.run()
+    assert parts.states == {"sea": "PUBLISHED"} and len(parts.ledger.versions()) == 1
+
+
+def test_two_tasks_with_one_class_in_common_are_not_both_learned(tmp_path: Path) -> None:
+    drop(tmp_path / "bucket", "sea", per_class=6)
+    from daemon_parts import class_folders
+
+    mixed = tmp_path / "mixed"
+    for source in (class_folders("sea", 6) / "crab", class_folders("birds", 6) / "owl"):
+        (mixed / source.name).mkdir(parents=True)
+        for number, picture in enumerate(sorted(source.iterdir())[:6]):
+            (mixed / source.name / picture.name).write_bytes(picture.read_bytes() + bytes([number]))
+    pack(mixed, tmp_path / "bucket" / "tasks", "zoo", holdout=0.3)
+    parts = daemon(quick(tmp_path))
+    parts.run()
+    assert parts.states == {"sea": "PUBLISHED", "zoo": "QUARANTINED"}
+    assert parts.ledger.named("zoo")[0].code == "class-overlap"
