@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import threading
 import time
 from dataclasses import dataclass
@@ -40,8 +41,17 @@ def attach(where: Head | Cluster, namespace: str = NAMESPACE, deadline_seconds: 
     thread.join(max(0.1, begun + deadline_seconds - time.monotonic()))
     if thread.is_alive():
         raise RayError(f"Ray at {where.address} answers but did not let us in within {deadline_seconds:.0f} s")
+    _keep_our_signal_handlers()
     if failure:
         raise RayError(f"cannot attach to Ray at {where.address}: {failure[0]}") from failure[0]
+
+
+def _keep_our_signal_handlers() -> None:
+    """Ray put its own handlers in front of ours; behind them, a process that ends on SIGTERM aborts."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if (handler := signal.getsignal(number)) is not None:
+                signal.signal(number, handler)
 
 
 def detach() -> None:

@@ -33,6 +33,7 @@ from mqmk.daemon.registry_records import (
     version_tags,
 )
 from mqmk.daemon.registry_runs import (
+    EXPERIMENT_KIND,
     MODEL_NOTE,
     POOL_FOLDER,
     POOLS_NOTE,
@@ -201,7 +202,7 @@ class MlflowRegistry:
         if known is None:
             location = (self._artifacts / name).absolute().as_uri() if self._artifacts else None
             note = TRAININGS_NOTE if name == self._trainings else POOLS_NOTE
-            return client.create_experiment(name, location, {"mlflow.note.content": note})
+            return client.create_experiment(name, location, {"mlflow.note.content": note, **EXPERIMENT_KIND})
         if known.lifecycle_stage != "active":
             raise RegistryError(
                 f"the MLflow experiment {name!r} was deleted; type `mlflow experiments restore --experiment-id "
@@ -310,7 +311,7 @@ def _passing(error: Exception) -> bool | None:
 
 
 def _create_database(database: Path) -> None:
-    """MLflow makes its tables in many steps and cannot go on from half of them: they are made beside, then moved."""
+    """MLflow makes its tables in many steps: beside, then moved, so that a killed process never leaves half of them."""
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     database.parent.mkdir(parents=True, exist_ok=True)

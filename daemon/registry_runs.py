@@ -23,6 +23,9 @@ MODEL_NOTE: Final = (
     "Prompt pools of mqmk-daemon. Version n here is version n of the pool store; the alias `serving` is on the version "
     "that answers requests. Each version holds `pool.safetensors` and `pool.json`, nothing that runs code."
 )
+EXPERIMENT_KIND: Final = {
+    "mlflow.experimentKind": "custom_model_development"
+}  # else shown as an experiment with agents
 TRAININGS_NOTE: Final = "One run for each training of a task: settings, metrics of every epoch, evaluation."
 POOLS_NOTE: Final = "One run for each pool version: its two files, and what held-out pictures say about it."
 _SPECIAL: Final = re.compile(r"([\\`*_{}\[\]<>#|~])")
@@ -130,7 +133,7 @@ def _data_rows(manifest: bytes) -> dict[str, str]:
     names = ", ".join(map(_plain, task.classes[:SHOWN_NAMES])) + (", …" if len(task.classes) > SHOWN_NAMES else "")
     return {
         "classes": f"{len(task.classes)}: {names}",
-        "samples": f"{task.samples:,} in {len(task.shards)} shards",
+        "samples": f"{task.samples:,} in {len(task.shards):,} {'shard' if len(task.shards) == 1 else 'shards'}",
         "data": f"`{task.identity}`",
     }
 

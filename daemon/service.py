@@ -111,6 +111,11 @@ class Service:
     def _under_way(self) -> bool:
         return bool(self.orchestrator.workers.busy()) or bool(self.ledger.counts()[State.PUBLISHED])
 
+    def listen(self) -> None:
+        """Take the signals that mean stop."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self.stop)
+
     def stop(self, number: int, _frame: FrameType | None) -> None:
         """A signal: end after the step that is being done."""
         log.info("stopping", extra=event("daemon.stopping", signal=signal.Signals(number).name))
@@ -131,8 +136,7 @@ def run_daemon(config: Config) -> None:
     records = Records(config, ledger, files, registry)
     orchestrator = Orchestrator(config, ledger, bucket, files, ground.workers, records, ground)
     service = Service(config, ledger, bucket, ground, orchestrator)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, service.stop)
+    service.listen()
     log.info(f"watching {config.bucket_url}", extra=event("daemon.started", state=str(config.state.dir)))
     try:
         ground.start()
