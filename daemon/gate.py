@@ -3,10 +3,6 @@
 Each check returns the reason for a no, in words for the operator, or None.
 """
 
-import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +10,8 @@ from typing import Any, Final
 
 import torch
 
-from mqmk.daemon.config import Backbone, Config, Gate
+from mqmk.daemon.config import Config, Gate
+from mqmk.daemon.fresh_answer import FreshAnswers
 from mqmk.learner.evaluate import HeldOut
 from mqmk.learner.settings import TrainSettings
 from mqmk.matcher.golden import changed
@@ -38,12 +35,12 @@ class Judged:
     """An operator wants it whatever its accuracy; that it works is checked all the same."""
 
 
-def verdict(vit: FrozenViT, config: Config, judged: Judged) -> str | None:
+def verdict(vit: FrozenViT, config: Config, judged: Judged, fresh: FreshAnswers) -> str | None:
     """The first reason against the new version."""
     return (
         _new_task(config.gate, judged)
         or _old_tasks(vit, config.train, judged)
-        or (_answers_in_a_fresh_process(judged.candidate, config.backbone) if config.gate.fresh_process else None)
+        or (fresh.fault(judged.candidate, asdict(config.backbone)) if config.gate.fresh_process else None)
     )
 
 
@@ -72,18 +69,3 @@ def _old_tasks(vit: FrozenViT, train: TrainSettings, judged: Judged) -> str | No
     some = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(0))[:SAMPLE]
     images = normalise(pictures[some].to(vit.device), vit.info)
     return changed(vit, old.to(vit.device), new.to(vit.device), images)
-
-
-def _answers_in_a_fresh_process(candidate: Path, backbone: Backbone, seconds: float = 120.0) -> str | None:
-    """Load the files as a replica would, in a process that knows nothing else, and answer."""
-    with tempfile.TemporaryDirectory(prefix="mqmk-gate-") as folder:
-        order = Path(folder) / "order.json"
-        order.write_text(json.dumps({"pool": str(candidate), "backbone": asdict(backbone)}, default=str))
-        command = [sys.executable, "-m", "mqmk.daemon.fresh_answer", str(order)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-        except subprocess.TimeoutExpired:
-            return f"the pool did not answer in a fresh process within {seconds:g} s"
-    if done.returncode == 0:
-        return None
-    return f"the pool does not answer in a fresh process: {(done.stderr.strip().splitlines() or ['no reason'])[-1]}"

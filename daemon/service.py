@@ -63,7 +63,7 @@ class NoRay:
         return []
 
     def stop(self) -> None:
-        """Nothing to leave."""
+        self.workers.stop()
 
 
 @dataclass
@@ -85,12 +85,11 @@ class Service:
             try:
                 self.ground.tend()
                 happened = self.orchestrator.run_pass()
+                self.ledger.set_health("state", True)
             except (OSError, sqlite3.OperationalError, MqmkError) as error:
                 self._troubled(error)
                 happened = False
-            pause = (
-                self.config.bucket.poll_seconds if happened else min(pause * 1.5, self.config.bucket.max_poll_seconds)
-            )
+            pause = least if happened else min(pause * 1.5, most)
             self._wait(pause)
 
     def _troubled(self, error: Exception) -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save
 
 from mqmk.daemon import crash_points
 from mqmk.daemon.config import Config
+from mqmk.daemon.fresh_answer import FreshAnswers
 from mqmk.daemon.gate import Judged, verdict
 from mqmk.daemon.jobs import Build, Built, Stale
 from mqmk.daemon.state_files import StateFiles
@@ -33,8 +34,8 @@ CPU: Final = torch.device("cpu")
 class VersionBuilder:
     """One build."""
 
-    def __init__(self, vit: FrozenViT, config: Config, job: Build) -> None:
-        self.vit, self.config, self.job = vit, config, job
+    def __init__(self, vit: FrozenViT, config: Config, job: Build, fresh: FreshAnswers) -> None:
+        self.vit, self.config, self.job, self.fresh = vit, config, job, fresh
         self.files = StateFiles(job.state)
 
     def build(self) -> Built | Stale:
@@ -50,7 +51,7 @@ class VersionBuilder:
         new, document = self._measured(new, evaluation)
         identity = write_pool(new, self.files.candidates, self.job.version, parent)
         judged = Judged(old, new, held_out, document, self.files.candidates / identity.folder, self.job.approved)
-        refused = verdict(self.vit, self.config, judged)
+        refused = verdict(self.vit, self.config, judged, self.fresh)
         self._keep(table, identity.digest)
         crash_points.reached("build.candidate")
         return Built(identity.version, identity.digest, parent, document, refused)

@@ -55,4 +55,4 @@ class InlineWorkers:
         return []
 
     def stop(self) -> None:
-        """Nothing to let go."""
+        self._workshop.close()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mqmk.daemon.bucket import Bucket
 from mqmk.daemon.config import Config
+from mqmk.daemon.fresh_answer import FreshAnswers
 from mqmk.daemon.jobs import Build, Built, Job, Learn, Learned, Progressed, Result, Stale, Validate, Validated
 from mqmk.daemon.version_builder import VersionBuilder
 from mqmk.learner.manifest import Manifest, derive_manifest, parse_manifest
@@ -34,6 +35,7 @@ class Workshop:
     def __init__(self, config: Config, device: torch.device | None = None) -> None:
         self._config = config
         self._device = device
+        self._fresh = FreshAnswers()
         self._bucket = Bucket(config.bucket_url, settle_seconds=config.bucket.settle_seconds)
 
     @cached_property
@@ -109,7 +111,11 @@ class Workshop:
         return {"pixels": torch.cat(pixels), "labels": torch.cat(labels)}
 
     def _build(self, job: Build) -> Built | Stale:
-        return VersionBuilder(self.vit, self._config, job).build()
+        return VersionBuilder(self.vit, self._config, job, self._fresh).build()
+
+    def close(self) -> None:
+        """Let go of what was started."""
+        self._fresh.close()
 
 
 def local_workshop(config: Config, **choices: Any) -> Workshop:

@@ -72,6 +72,11 @@ class Parts:
             if not self.orchestrator.run_pass() and self.orchestrator.idle:
                 return
 
+    def close(self) -> None:
+        """End what was started."""
+        self.orchestrator.workers.stop()
+        self.ledger.close()
+
     @property
     def states(self) -> dict[str, str]:
         return {task.name: str(task.state) for task in self.ledger.tasks()}

@@ -1,5 +1,6 @@
 """What becomes of tasks that are dropped into the bucket."""
 
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from daemon_parts import daemon, drop, small_config
 
 from mqmk.daemon.config import Config, Gate
 from mqmk.daemon.errors import WorkerDied
+from mqmk.daemon.fresh_answer import FreshAnswers
 from mqmk.daemon.ledger import State
 from mqmk.daemon.orchestrator import Replica
 from mqmk.daemon.registry_memory import MemoryRegistry
@@ -24,6 +26,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     parts = daemon(small_config(folder))
     parts.run()
     assert parts.states == {"birds": "PUBLISHED", "fruit": "PUBLISHED", "sea": "PUBLISHED"}
+    parts.close()
     return folder
 
 
@@ -254,3 +257,15 @@ def test_two_tasks_with_one_class_in_common_are_not_both_learned(tmp_path: Path)
     parts.run()
     assert parts.states == {"sea": "PUBLISHED", "zoo": "QUARANTINED"}
     assert parts.ledger.named("zoo")[0].code == "class-overlap"
+
+
+def test_a_pool_that_does_not_load_in_a_fresh_process_is_refused_with_the_reason(learned: Path, tmp_path: Path) -> None:
+    pool = next((learned / "state" / "pools").glob("1-*"))
+    backbone = {"name": "embedded", "weights": None, "sha256": None, "image_size": None}
+    fresh = FreshAnswers()
+    assert fresh.fault(pool, backbone) is None
+    shutil.copytree(pool, tmp_path / pool.name)
+    (tmp_path / pool.name / "pool.safetensors").write_bytes(b"no")
+    assert "wrong sha256" in (fresh.fault(tmp_path / pool.name, backbone) or "")
+    assert fresh.fault(pool, backbone) is None, "one bad pool does not spoil the next answer"
+    fresh.close()

@@ -1,0 +1,554 @@
+"""The registry: the same promises over MLflow on SQLite, an MLflow server on PostgreSQL, and the memory twin."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from builders import frozen, random_pool, random_task, random_timm_vit
+from mlflow_servers import POSTGRES, Process, free_port, mlflow_server, postgres
+
+from mqmk.daemon.errors import RegistryError
+from mqmk.daemon.registry import MlflowRegistry, Registry, TrainingRecord, VersionRecord
+from mqmk.daemon.registry_figures import evaluation_files
+from mqmk.daemon.registry_memory import MemoryRegistry
+from mqmk.daemon.registry_records import Deletion
+from mqmk.learner.evaluate import Tally
+from mqmk.learner.manifest import Manifest, Shard
+from mqmk.matcher.errors import PoolError
+from mqmk.matcher.pool import PromptPool
+from mqmk.matcher.pool_files import CARD, TENSORS, read_pool, write_pool
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+SHARD = Shard("birds-000000.tar", 123, "a" * 64, 64)
+MANIFEST = Manifest("birds", ("heron", "owl | barn"), (SHARD,)).to_bytes()
+TRAINING = TrainingRecord(
+    effect_id="train:birds (1):abc",
+    task="birds",
+    parameters={"epochs": 3, "learning rate": 0.01, "matcher": "mqmk", "augment": True},
+    epochs=[{"loss": 1.0 / (step + 1), "images/s": 50.0} for step in range(3)],
+    manifest=MANIFEST,
+    files={"evaluation/tasks.csv": b"task,rate\nbirds,0.5\n"},
+    tags={"git": "abc1234"},
+)
+
+
+@pytest.fixture(scope="module")
+def pool() -> PromptPool:
+    """Two tasks on a small backbone."""
+    return random_pool((2, 3), vit=frozen(random_timm_vit()))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """An empty pool store."""
+    return tmp_path / "pools"
+
+
+@pytest.fixture
+def records(pool: PromptPool, store: Path) -> list[VersionRecord]:
+    """Three versions in the store: learned, learned, forgotten."""
+    chain = [pool, pool.with_task(random_task("birds", 2)), pool]
+    return [written(each, store, number + 1) for number, each in enumerate(chain)]
+
+
+def written(pool: PromptPool, store: Path, version: int) -> VersionRecord:
+    """A version in the store, and its record."""
+    at = write_pool(pool, store, version, version - 1 or None)
+    kind = "forget" if version == 3 else "learn"
+    return VersionRecord(
+        effect_id=f"version:{version}:{at.digest[:12]}",
+        version=version,
+        digest=at.digest,
+        parent=at.parent,
+        kind=kind,
+        task="birds",
+        run_id=None,
+        folder=store / at.folder,
+        tags={"git": "abc1234", "data": "d" * 64},
+        metrics={"matching_rate/birds (1)": 0.9},
+    )
+
+
+# Where records are kept
+
+
+@dataclass(frozen=True)
+class FirstStart:
+    """Two processes that open a registry where there was none; the first was killed while MLflow made its tables."""
+
+    database: Path
+    left_by_the_killed: list[str]
+    second: subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="module")
+def first_start(tmp_path_factory: pytest.TempPathFactory) -> FirstStart:
+    """MLflow needs seconds to make its tables, so it is done once."""
+    home = tmp_path_factory.mktemp("first")
+    database = home / "state" / "mlflow.db"
+    script = (
+        "import sys; from mqmk.daemon.registry import MlflowRegistry; assert 'mlflow' not in sys.modules\n"
+        f"assert MlflowRegistry('sqlite:///{database}').versions() == []"
+    )
+    command: list[str | Path] = [sys.executable, "-W", "error", "-c", script]
+    with Process(command, home / "log", cwd=home) as first:
+        part = database.with_name(".mlflow.db.part")
+        first.wait_for(lambda: part.exists() and part.stat().st_size > 0)
+    left = [path.name for path in database.parent.iterdir()]
+    return FirstStart(database, left, subprocess.run(command, cwd=home, capture_output=True, text=True, check=False))
+
+
+@pytest.fixture
+def empty_database(first_start: FirstStart) -> Path:
+    """A database of MLflow's with nothing in it, to be copied."""
+    assert first_start.second.returncode == 0, first_start.second.stderr
+    return first_start.database
+
+
+@pytest.fixture
+def database(empty_database: Path, tmp_path: Path) -> Path:
+    """A database of MLflow's with nothing in it."""
+    return Path(shutil.copy(empty_database, tmp_path / "mlflow.db"))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The address of a real MLflow server on PostgreSQL, with artifacts that it keeps itself."""
+    if not (POSTGRES / "initdb").exists():
+        pytest.skip("PostgreSQL 15 is not installed: apt-get install postgresql-15")
+    if os.geteuid() != 0:
+        pytest.skip("PostgreSQL refuses to run as anyone but its own user, to whom only root can change")
+    pytest.importorskip("psycopg2", reason="psycopg2-binary is not installed: pip install mqmk-daemon[dev]")
+    home = Path(subprocess.check_output(["mktemp", "-d", "/tmp/mqmk-pg.XXXXXX"], text=True).strip())  # a short path
+    try:
+        with (
+            postgres(home) as port,
+            mlflow_server(home, f"postgresql+psycopg2://postgres@127.0.0.1:{port}/postgres") as url,
+        ):
+            yield url
+    finally:
+        shutil.rmtree(home)
+
+
+Open = Callable[[], Registry]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    """Opens the same registry, as a process does that starts again."""
+    if request.param == "memory":
+        memory = MemoryRegistry()
+        return lambda: memory
+    database = request.getfixturevalue("database")
+    return partial(MlflowRegistry, f"sqlite:///{database}", tmp_path / "artifacts")
+
+
+# What every registry promises
+
+
+def test_an_empty_registry_knows_nothing(reopen: Open):
+    registry = reopen()
+    assert (registry.versions(), registry.deletions(), registry.serving()) == ([], [], None)
+
+
+def test_a_training_is_recorded_once_for_each_effect_id(reopen: Open):
+    run_id = reopen().record_training(TRAINING)
+    assert reopen().record_training(TRAINING) == run_id
+    assert reopen().record_training(replace(TRAINING, effect_id="train:birds (2):abc")) != run_id
+
+
+def test_versions_are_read_back_in_order(reopen: Open, records: list[VersionRecord]):
+    for record in records:
+        reopen().record_version(record)
+        reopen().record_version(record)
+    found = reopen().versions()
+    assert [(each.version, each.digest, each.parent, each.kind, each.task, each.effect_id) for each in found] == [
+        (each.version, each.digest, each.parent, each.kind, each.task, each.effect_id) for each in records
+    ]
+    assert [each.parent for each in found] == [None, 1, 2]
+
+
+def test_the_pointer_goes_forth_and_back(reopen: Open, records: list[VersionRecord]):
+    registry = reopen()
+    for record in records[:2]:
+        registry.record_version(record)
+    assert registry.serving() is None
+    for version in (1, 2, 2, 1):
+        registry.point_serving(version)
+        assert reopen().serving() == version
+
+
+def test_a_deletion_is_recorded_once(reopen: Open, records: list[VersionRecord]):
+    registry = reopen()
+    registry.record_version(records[0])
+    for _ in range(2):
+        registry.record_deletion("forget:birds", "birds", 1, exact=True)
+    assert reopen().deletions() == [Deletion("forget:birds", "birds", 1, exact=True)]
+    with pytest.raises(RegistryError, match="other deletion"):
+        registry.record_deletion("forget:owls", "owls", 1, exact=False)
+
+
+def test_a_pool_is_rebuilt_from_the_registry_alone(reopen: Open, records: list[VersionRecord], store: Path, tmp_path):
+    registry = reopen()
+    for record in records[:2]:
+        registry.record_version(record)
+    before = {name: (records[1].folder / name).read_bytes() for name in (TENSORS, CARD)}
+    shutil.rmtree(store)
+    folder = reopen().fetch_pool(2, tmp_path / "again")
+    assert folder == tmp_path / "again" / records[1].folder.name
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert reopen().fetch_pool(2, tmp_path / "again") == folder
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_damaged_folder_is_replaced_by_the_recorded_one(reopen: Open, records: list[VersionRecord], store: Path):
+    reopen().record_version(records[0])
+    (records[0].folder / TENSORS).write_bytes(b"cut")
+    assert reopen().fetch_pool(1, store) == records[0].folder
+    assert read_pool(records[0].folder)[0].digest == records[0].digest
+
+
+def test_a_version_that_leaves_a_gap_is_refused(reopen: Open, records: list[VersionRecord]):
+    with pytest.raises(RegistryError, match="expected version 1 next, got 2") as refused:
+        reopen().record_version(records[1])
+    assert not refused.value.passing
+    assert reopen().versions() == []
+
+
+def test_another_pool_under_a_recorded_number_is_refused(reopen: Open, records: list[VersionRecord], pool, tmp_path):
+    reopen().record_version(records[0])
+    other = written(pool.with_task(random_task("owls", 2)), tmp_path / "other", 1)
+    with pytest.raises(RegistryError, match="belongs to another pool store"):
+        reopen().record_version(other)
+
+
+def test_files_that_are_not_what_the_record_says_are_refused(reopen: Open, records: list[VersionRecord]):
+    with pytest.raises(RegistryError, match="expected version 1"):
+        reopen().record_version(replace(records[0], digest="0" * 64))
+    (records[0].folder / TENSORS).write_bytes(b"cut")
+    with pytest.raises(PoolError, match="sha256"):
+        reopen().record_version(records[0])
+    assert reopen().versions() == []
+
+
+@pytest.mark.parametrize("call", ["point_serving", "fetch_pool", "record_deletion"])
+def test_a_version_that_was_never_recorded_is_named(reopen: Open, call: str, tmp_path: Path):
+    arguments = {"point_serving": (7,), "fetch_pool": (7, tmp_path), "record_deletion": ("x", "birds", 7, True)}
+    with pytest.raises(RegistryError, match="version 7 is not recorded"):
+        getattr(reopen(), call)(*arguments[call])
+
+
+def test_an_effect_id_that_could_end_a_search_expression_is_refused():
+    with pytest.raises(RegistryError, match="effect id"):
+        replace(TRAINING, effect_id="x' OR tags.task = 'birds")
+
+
+# Killed anywhere, and run again
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing in the registry catches it."""
+
+
+class DyingClient:
+    """MLflow's client in a process that dies before its n-th call, or before the first of that name."""
+
+    def __init__(self, client: "MlflowClient", before: int | str) -> None:
+        self._client, self._before, self._calls = client, before, 0
+
+    def __getattr__(self, name: str) -> Any:
+        if self._before in (name, self._calls):
+            raise Killed(name)
+        self._calls += 1
+        return getattr(self._client, name)
+
+
+def dying(place: str | Path, before: int | str) -> MlflowRegistry:
+    """The registry in a process that does not live long."""
+    return MlflowRegistry(uri_of(place), connect=lambda uri: DyingClient(client_of(uri), before))
+
+
+def uri_of(place: str | Path) -> str:
+    """The tracking URI of a server or a database."""
+    return place if isinstance(place, str) else f"sqlite:///{place}"
+
+
+def client_of(place: str | Path) -> "MlflowClient":
+    """MLflow's own view of what was recorded."""
+    from mlflow import MlflowClient
+
+    return MlflowClient(uri_of(place), registry_uri=uri_of(place))
+
+
+def runs_of(place: str | Path, effect_id: str, experiment: str = "mqmk", deleted: bool = False) -> list[Any]:
+    """The runs of an effect id."""
+    client = client_of(place)
+    places = [client.get_experiment_by_name(experiment).experiment_id]
+    kinds = 2 if deleted else 1  # ViewType.DELETED_ONLY, ViewType.ACTIVE_ONLY
+    return list(client.search_runs(places, f"tags.effect_id = '{effect_id}'", kinds))
+
+
+def deaths_of(act: Callable[[int, MlflowRegistry], object], database: Path) -> list[str]:
+    """Before which calls a process died, dying one call later each time; each time the next process does it again."""
+    deaths: list[str] = []
+    for number in range(100):
+        try:
+            act(number, dying(database, number))
+        except Killed as death:
+            deaths.append(str(death))
+        else:
+            return deaths
+        finally:
+            act(number, MlflowRegistry(f"sqlite:///{database}"))
+    raise AssertionError("it never ended")
+
+
+def test_a_training_killed_at_any_call_is_one_whole_run_afterwards(database: Path):
+    def act(number: int, registry: MlflowRegistry) -> None:
+        registry.record_training(replace(TRAINING, effect_id=f"train:{number}"))
+
+    deaths = deaths_of(act, database)
+    assert {"create_run", "log_batch", "log_artifacts", "set_terminated"} <= set(deaths)
+    for number in range(len(deaths) + 1):
+        assert runs_of(database, f"train:{number}", deleted=True) == []
+        (run,) = runs_of(database, f"train:{number}")
+        expect_whole(database, run)
+
+
+def test_a_version_killed_at_any_call_is_one_version_with_one_run_afterwards(
+    database: Path, pool: PromptPool, store: Path, tmp_path: Path
+):
+    def act(number: int, registry: MlflowRegistry) -> None:
+        registry.record_version(written(pool, store, number + 1))
+
+    deaths = deaths_of(act, database)
+    assert {"create_run", "log_artifacts", "set_terminated", "create_model_version"} <= set(deaths)
+    registry = MlflowRegistry(f"sqlite:///{database}")
+    found = registry.versions()
+    assert [each.version for each in found] == [*range(1, len(deaths) + 2)]
+    for each in found:
+        assert len(runs_of(database, each.effect_id, "mqmk-pools")) == 1
+        registry.fetch_pool(each.version, tmp_path / "again")
+
+
+def test_the_first_version_of_all_killed_again_and_again_is_one_version(database: Path, records: list[VersionRecord]):
+    steps = ("create_experiment", "create_run", "log_batch", "log_artifacts", "set_terminated")
+    for step in (*steps, "create_registered_model", "create_model_version"):
+        with pytest.raises(Killed, match=step):
+            dying(database, step).record_version(records[0])
+    registry = MlflowRegistry(f"sqlite:///{database}")
+    registry.record_version(records[0])
+    assert [each.version for each in registry.versions()] == [1]
+    assert len(runs_of(database, records[0].effect_id, "mqmk-pools")) == 1
+
+
+def test_a_deletion_killed_at_any_call_is_whole_afterwards(database: Path, records: list[VersionRecord]):
+    registry = MlflowRegistry(f"sqlite:///{database}")
+    registry.record_training(TRAINING)
+    for record in records:
+        registry.record_version(record)
+    deaths = deaths_of(lambda _, registry: registry.record_deletion("forget:birds", "birds", 3, exact=True), database)
+    assert {"set_tag", "set_model_version_tag"} <= set(deaths)
+    assert registry.deletions() == [Deletion("forget:birds", "birds", 3, exact=True)]
+    assert runs_of(database, TRAINING.effect_id)[0].data.tags["forgotten_in_version"] == "3"
+
+
+def test_a_half_made_run_of_another_content_is_replaced(database: Path):
+    with pytest.raises(Killed, match="set_terminated"):
+        dying(database, "set_terminated").record_training(TRAINING)
+    other = replace(TRAINING, epochs=[{"loss": 0.25}], parameters={"epochs": 1})
+    run_id = MlflowRegistry(f"sqlite:///{database}").record_training(other)
+    (run,) = runs_of(database, TRAINING.effect_id)
+    assert (run.info.run_id, run.data.metrics, run.data.params) == (run_id, {"loss": 0.25}, {"epochs": "1"})
+    assert len(runs_of(database, TRAINING.effect_id, deleted=True)) == 1
+
+
+def test_runs_that_came_twice_through_a_slow_server_become_one(database: Path):
+    registry = MlflowRegistry(f"sqlite:///{database}")
+    run_id = registry.record_training(TRAINING)
+    client = client_of(database)
+    client.create_run(client.get_run(run_id).info.experiment_id, 0, {"effect_id": "late"})
+    client.create_run(client.get_run(run_id).info.experiment_id, 1, {"effect_id": "late"})
+    found = registry.record_training(replace(TRAINING, effect_id="late"))
+    assert [run.info.run_id for run in runs_of(database, "late")] == [found]
+
+
+def test_a_killed_first_start_leaves_nothing_half_made(first_start: FirstStart):
+    assert "mlflow.db" not in first_start.left_by_the_killed
+    assert first_start.second.returncode == 0
+    assert [path.name for path in first_start.database.parent.iterdir()] == ["mlflow.db"]
+    assert {path.name for path in first_start.database.parent.parent.iterdir()} == {"state", "log"}
+
+
+def test_mlflow_prints_nothing_and_warns_of_nothing(first_start: FirstStart):
+    assert (first_start.second.stdout, first_start.second.stderr) == ("", "")
+
+
+# MLflow as it is
+
+
+def expect_whole(place: str | Path, run: Any) -> None:
+    """Everything of TRAINING is there, once."""
+    client = client_of(place)
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "birds")
+    assert run.data.params == {"epochs": "3", "learning rate": "0.01", "matcher": "mqmk", "augment": "True"}
+    assert [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, "loss")] == [
+        (0, 1.0),
+        (1, 0.5),
+        (2, 1 / 3),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        got = Path(client.download_artifacts(run.info.run_id, "", folder))
+        files = {str(path.relative_to(got)): path.read_bytes() for path in got.rglob("*") if path.is_file()}
+    assert files == {"TASK.json": MANIFEST, "evaluation/tasks.csv": TRAINING.files["evaluation/tasks.csv"]}
+
+
+def test_a_person_finds_words_and_tables_in_the_user_interface(database: Path, records: list[VersionRecord]):
+    registry = MlflowRegistry(f"sqlite:///{database}")
+    run_id = registry.record_training(replace(TRAINING, started=1000.0, ended=1060.5))
+    for record in records[:2]:
+        registry.record_version(replace(record, run_id=run_id))
+    registry.point_serving(2)
+    client = client_of(database)
+    run = client.get_run(run_id)
+    assert (run.info.start_time, run.info.end_time) == (1_000_000, 1_060_500)
+    assert "| classes | 2: heron, owl \\| barn |" in run.data.tags["mlflow.note.content"]
+    assert "| loss, last epoch | 0.3333 |" in run.data.tags["mlflow.note.content"]
+    version = client.get_model_version_by_alias("mqmk", "serving")
+    assert version.description.startswith("Learn **birds**, after version 1.")
+    assert "| 3 | birds | 2 | 20 |" in version.description
+    expected = {"digest": records[1].digest, "parent": "1", "task": "birds", "training_run": run_id, "git": "abc1234"}
+    assert expected.items() <= version.tags.items()
+    assert client.get_run(version.run_id).data.metrics == {"matching_rate/birds _1_": 0.9}
+
+
+def test_more_parameters_and_epochs_than_mlflow_takes_at_once_are_recorded(database: Path):
+    parameters = {f"p{number}": number for number in range(130)}
+    epochs = [{"loss": float(step), "rate": 0.5} for step in range(600)]
+    registry = MlflowRegistry(f"sqlite:///{database}")
+    run_id = registry.record_training(replace(TRAINING, parameters=parameters, epochs=epochs))
+    assert len(client_of(database).get_run(run_id).data.params) == 130
+    assert len(client_of(database).get_metric_history(run_id, "loss")) == 600
+
+
+@pytest.mark.parametrize("deleted", [1, 2])
+def test_a_number_that_was_deleted_in_mlflow_is_not_given_to_another(
+    database: Path, records: list[VersionRecord], deleted: int
+):
+    registry = MlflowRegistry(f"sqlite:///{database}")
+    for record in records[:2]:
+        registry.record_version(record)
+    client_of(database).delete_model_version("mqmk", str(deleted))
+    with pytest.raises(RegistryError, match=f"version {deleted} was deleted in the registry") as refused:
+        registry.record_version(records[deleted - 1])
+    assert not refused.value.passing
+    assert [each.version for each in registry.versions()] == [3 - deleted]
+
+
+def test_artifacts_that_were_changed_are_not_taken_for_a_pool(database: Path, records: list[VersionRecord], tmp_path):
+    registry = MlflowRegistry(f"sqlite:///{database}", tmp_path / "artifacts")
+    registry.record_version(records[0])
+    (changed,) = (tmp_path / "artifacts").rglob(TENSORS)
+    changed.write_bytes(changed.read_bytes()[:-4] + b"abcd")
+    with pytest.raises(PoolError, match="sha256"):
+        registry.fetch_pool(1, tmp_path / "again")
+    assert [*(tmp_path / "again").iterdir()] == []
+
+
+def test_a_version_of_somebody_else_is_said_to_be_so(database: Path):
+    client = client_of(database)
+    client.create_registered_model("mqmk")
+    client.create_model_version("mqmk", "file:///somewhere")
+    with pytest.raises(RegistryError, match="not recorded by mqmk-daemon"):
+        MlflowRegistry(f"sqlite:///{database}").versions()
+
+
+def test_a_server_on_postgresql_keeps_the_same_promises(server: str, records: list[VersionRecord], tmp_path: Path):
+    registry = MlflowRegistry(server)
+    assert (registry.versions(), registry.serving()) == ([], None)
+    run_id = registry.record_training(TRAINING)
+    assert registry.record_training(TRAINING) == run_id
+    with pytest.raises(RegistryError, match="expected version 1 next, got 2"):
+        registry.record_version(records[1])
+    with pytest.raises(Killed):
+        dying(server, "create_model_version").record_version(records[0])
+    for record in (*records, records[0]):
+        registry.record_version(record)
+    assert [(each.version, each.digest) for each in registry.versions()] == [(r.version, r.digest) for r in records]
+    registry.point_serving(3)
+    registry.point_serving(2)
+    registry.record_deletion("forget:birds", "birds", 3, exact=True)
+    assert registry.serving() == 2
+    assert registry.deletions() == [Deletion("forget:birds", "birds", 3, exact=True)]
+    folder = registry.fetch_pool(2, tmp_path / "again")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        name: (records[1].folder / name).read_bytes() for name in (TENSORS, CARD)
+    }
+    (run,) = runs_of(server, TRAINING.effect_id)
+    expect_whole(server, run)
+    assert len(runs_of(server, records[0].effect_id, "mqmk-pools")) == 1
+
+
+# MLflow away
+
+
+def test_a_database_that_cannot_be_opened_may_be_opened_later(empty_database: Path, tmp_path: Path):
+    database = tmp_path / "mlflow.db"
+    registry = MlflowRegistry(f"sqlite:///{database}")
+    database.mkdir()
+    with pytest.raises(RegistryError, match=r"mlflow.db.*unable to open") as away:
+        registry.versions()
+    assert away.value.passing
+    database.rmdir()
+    shutil.copy(empty_database, database)
+    assert registry.versions() == []
+
+
+def test_a_server_that_is_not_there_is_said_so_at_once():
+    started = time.monotonic()
+    with pytest.raises(RegistryError, match=r"127\.0\.0\.1") as away:
+        MlflowRegistry(f"http://user:secret@127.0.0.1:{free_port()}").record_training(TRAINING)
+    assert time.monotonic() - started < 10
+    assert away.value.passing
+
+
+def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")  # an operator's value is kept
+    started = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(RegistryError) as away:
+        MlflowRegistry(f"http://127.0.0.1:{silent.getsockname()[1]}").versions()
+    assert time.monotonic() - started < 10
+    assert away.value.passing
+
+
+@pytest.mark.parametrize("uri", ["postgresql://db/mlflow", "sqlite://", "sqlite:///:memory:", "mlruns", ""])
+def test_a_tracking_uri_of_another_kind_is_refused(uri: str):
+    with pytest.raises(RegistryError, match="expected an MLflow tracking URI"):
+        MlflowRegistry(uri)
+
+
+# Figures
+
+
+def test_an_evaluation_becomes_tables_and_a_page():
+    tally = Tally(0.75, 0.5, 0.625, 1.0, 1.0, 2.0, (0.5, 1.0), (0.25, 0.75), (0.5, 0.75), ((1, 1), (0, 2)))
+    files = evaluation_files({"mqmk": tally}, ["birds", "<owls>"])
+    tasks = files["evaluation/tasks.csv"].decode().splitlines()
+    assert tasks[1:] == ["mqmk,birds,0.5,0.25,0.5", "mqmk,<owls>,1,0.75,0.75"]
+    assert files["evaluation/matchers.csv"].decode().splitlines()[1] == "mqmk,0.75,0.5,0.625,1,1,2"
+    page = files["evaluation/evaluation.html"].decode()
+    assert "75.0 %" in page
+    assert "&lt;owls&gt;" in page
+    assert "<owls>" not in page
