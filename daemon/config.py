@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal, NewType
 
 from mqmk.learner.settings import Policy, ShardLimits, SimilaritySettings, TrainSettings
 
-MatcherName = Literal["sqsk", "sqmk", "mqsk", "mqmk", "mqmk-ei", "cascade"]
+MatcherName = Literal["sqsk", "sqmk", "mqsk", "mqmk", "mqmk-ei", "cascade", "ridge"]
 Place = NewType("Place", str)
 """A folder, or a URL with `://`."""
 Sha256 = NewType("Sha256", str)
@@ -160,7 +160,7 @@ class Serve:
     """CPUs that one replica reserves."""
     num_gpus: Resource = 0.0
     """GPUs that one replica reserves; may be a fraction."""
-    matcher: Literal["auto", "sqsk", "sqmk", "mqsk", "mqmk", "mqmk-ei", "cascade"] = "auto"
+    matcher: Literal["auto", MatcherName] = "auto"
     """Matcher of a request that names none; `auto` takes the best measured one within `serve.budget`."""
     budget: Annotated[float, Range(1)] = 4.0
     """Queries a picture may cost on average when the matcher is `auto`."""

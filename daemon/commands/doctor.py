@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -9,6 +10,7 @@ import click
 from mqmk.daemon.commands.options import config_options
 
 if TYPE_CHECKING:
+    from mqmk.daemon.config import Config
     from mqmk.daemon.config_sources import Loaded
     from mqmk.daemon.doctor import Finding
 
@@ -18,10 +20,14 @@ COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 @click.command()
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def doctor(loaded: "Loaded", as_json: bool) -> None:
+@click.option("--rebuild", is_flag=True, help="Put lost pools and a lost ledger together again from MLflow.")
+def doctor(loaded: "Loaded", as_json: bool, rebuild: bool) -> None:
     """Check whether everything that the daemon needs works here. Exits with 1 if something does not."""
     from mqmk.daemon.doctor import examine
 
+    if rebuild:
+        _rebuild(loaded.config, as_json)
+        return
     findings = []
     for finding in examine(loaded.config):
         findings.append(finding)
@@ -30,6 +36,28 @@ def doctor(loaded: "Loaded", as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"findings": [_document(finding) for finding in findings]}, indent=2))
     sys.exit(int(any(finding.status == "fail" for finding in findings)))
+
+
+def _rebuild(config: "Config", as_json: bool) -> None:
+    from mqmk.daemon.errors import DaemonError
+    from mqmk.daemon.lock import DaemonLock
+    from mqmk.daemon.rebuild import rebuild
+    from mqmk.daemon.service import registry_for
+    from mqmk.daemon.state_files import StateFiles
+
+    registry = registry_for(config)
+    if registry is None:
+        raise DaemonError("mlflow.enabled is off: there is nothing to rebuild from")
+    lock = DaemonLock(config.state.dir).take()
+    done = rebuild(StateFiles(config.state.dir), config.ledger_file, registry)
+    registry.close()
+    lock.release()
+    if as_json:
+        click.echo(json.dumps(asdict(done)))
+        return
+    click.echo(f"fetched versions: {', '.join(map(str, done.fetched)) or 'none was missing'}")
+    click.echo(f"ledger: {'written anew from pools and MLflow' if done.ledger else 'was there and is unchanged'}")
+    click.echo(f"current version: {done.current}")
 
 
 def _document(finding: "Finding") -> dict[str, str]:

@@ -1,0 +1,104 @@
+"""How a state directory is put together again: pools from the registry, the ledger from pools and registry.
+
+What cannot be known again is said: tasks that were never published, reasons, events. Nothing that is there is changed;
+a ledger is only written where there is none.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mqmk.daemon.errors import LedgerError
+from mqmk.daemon.ledger import Ledger, State
+from mqmk.daemon.registry_records import RegisteredVersion, Registry
+from mqmk.daemon.state_files import StateFiles
+from mqmk.matcher.pool_files import encode, read_pool
+from mqmk.matcher.pool_store import Pointer
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """What was done."""
+
+    fetched: tuple[int, ...]
+    """Versions whose files came from the registry."""
+    ledger: bool
+    current: int | None
+
+
+def rebuild(files: StateFiles, ledger_file: Path, registry: Registry) -> Rebuilt:
+    """Fetch every version that the store lacks or that is damaged, then point and write the ledger if they are gone."""
+    versions = registry.versions()
+    if not versions:
+        raise LedgerError("the registry has no version to rebuild from; check mlflow.tracking_uri and mlflow.model")
+    fetched = tuple(row.version for row in versions if _fetched(files, registry, row))
+    current = _pointed(files, registry, versions)
+    is_new = not ledger_file.exists()
+    if is_new:
+        _write_ledger(files, ledger_file, registry, versions, current)
+    return Rebuilt(fetched, is_new, current)
+
+
+def _fetched(files: StateFiles, registry: Registry, row: RegisteredVersion) -> bool:
+    folder = files.store.folder / Pointer(row.version, row.digest).folder
+    before = folder.exists()
+    registry.fetch_pool(row.version, files.store.folder)
+    return not before
+
+
+def _pointed(files: StateFiles, registry: Registry, versions: list[RegisteredVersion]) -> int | None:
+    current = files.store.current()
+    if current is None:
+        number = registry.serving() or versions[-1].version
+        row = next(row for row in versions if row.version == number)
+        files.store.point_at(Pointer(row.version, row.digest))
+        return number
+    return current.version
+
+
+def _write_ledger(
+    files: StateFiles, path: Path, registry: Registry, versions: list[RegisteredVersion], current: int | None
+) -> None:
+    part = path.with_suffix(".rebuilding")
+    part.unlink(missing_ok=True)
+    ledger = Ledger(part)
+    forgotten = {(each.version, each.task) for each in registry.deletions()}
+    numbers: dict[str, int] = {}
+    for row in versions:
+        _, pool = read_pool(files.store.folder / Pointer(row.version, row.digest).folder)
+        task = None
+        if row.kind == "learn":
+            learned = next(each for each in pool.tasks if each.name == row.task)
+            task = ledger.with_identity(learned.manifest_sha256)
+            if task is None:
+                values: dict[str, Any] = {
+                    "identity": learned.manifest_sha256,
+                    "version": row.version,
+                    "recorded": True,
+                    "report": _report(learned.classes),
+                    "metrics": dict(learned.metrics),
+                }
+                task = ledger.add_task(learned.name, learned.name, "rebuilt", State.HELD, **values)
+            numbers[learned.name] = task.id
+            alone = replace(pool, tasks=(learned,), matching={})
+            files.save_trained(learned.manifest_sha256, encode(alone, 0, None)[1])
+        plan = ledger.plan_version(row.version, row.digest, row.parent, row.kind, numbers.get(row.task or ""), {})
+        is_gone = row.kind == "forget" and (row.version, row.task) in forgotten
+        ledger.finish_version(plan, State.FORGOTTEN if is_gone else State.PUBLISHED, {})
+        ledger.mark_recorded(ledger.version(row.version))
+    _hold_what_is_not_current(files, ledger)
+    ledger.note("ledger.rebuilt", None, {"versions": len(versions), "current": current})
+    ledger.close()
+    part.rename(path)
+
+
+def _hold_what_is_not_current(files: StateFiles, ledger: Ledger) -> None:
+    current = files.store.current()
+    names = {task.name for task in files.store.read(current).tasks} if current else set()
+    for task in ledger.tasks(State.PUBLISHED):
+        if task.name not in names:
+            ledger.move(task, State.HELD, "task.held", reason="not in the current version", code="rolled-back")
+
+
+def _report(classes: tuple[str, ...]) -> dict[str, Any]:
+    return {"samples": dict.fromkeys(classes, 0), "held_out": dict.fromkeys(classes, 0), "warnings": []}
