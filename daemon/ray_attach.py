@@ -33,6 +33,8 @@ def attach(where: Head | Cluster, namespace: str = NAMESPACE, deadline_seconds: 
     """
     begun = time.monotonic()
     _wait_until_answering(where.address, begun + deadline_seconds)
+    if where.token_file is not None:
+        _check_token(where.address, where.token_file.read_text().strip(), where.token_file)
     _set_environment(where)
     detach()
     failure: list[BaseException] = []
@@ -80,6 +82,22 @@ def _wait_until_answering(address: str, deadline: float) -> None:
         time.sleep(0.2)
 
 
+def _check_token(address: str, token: str, token_file: Path) -> None:
+    """Ray would go on asking for minutes with a token that is refused."""
+    import grpc  # type: ignore[import-untyped]
+
+    with grpc.insecure_channel(address) as channel:
+        ask = channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive")
+        try:
+            ask(b"", timeout=10.0, metadata=(("authorization", f"Bearer {token}"),))
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                raise RayError(
+                    f"Ray at {address} refuses the token in {token_file}: it belongs to another Ray"
+                ) from error
+            raise RayError(f"Ray at {address} does not answer: {error.details()}") from error
+
+
 def _set_environment(where: Head | Cluster) -> None:
     """Ray reads some variables when it is imported and remembers them; make it read ours, imported or not."""
     if where.token_file is not None:
@@ -88,7 +106,7 @@ def _set_environment(where: Head | Cluster) -> None:
     local = isinstance(where, Head)
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0" if local else "1"
     from ray._private import ray_constants
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
     ray_constants.ENABLE_RAY_CLUSTER = not local  # else Ray takes 127.0.0.1 for the machine's outer address
     Config.initialize("")

@@ -4,6 +4,7 @@ A trainer is an actor that belongs to the daemon: it dies with it, and a task go
 thread of an actor does the job, another answers how far it is.
 """
 
+import os
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,10 @@ class Worker:
         with self._lock:
             found, self._reported = self._reported, []
             return found
+
+    def pid(self) -> int:
+        """Its process."""
+        return os.getpid()
 
     def _report(self, progress: Progressed) -> None:
         with self._lock:

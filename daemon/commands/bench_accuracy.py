@@ -200,8 +200,10 @@ def _table(document: dict[str, Any]) -> "Table":
     table = Table("matcher", *(name.replace("_", " ") for name in COLUMNS))
     for column in table.columns[1:]:
         column.justify = "right"
+    several = document["settings"]["seeds"] > 1
     for name, row in document["matchers"].items():
-        cells = [f"{row[c]:.1f}" if c == "queries" else f"{row[c]:.1%} ± {row[f'{c}_spread']:.1%}" for c in COLUMNS]
+        spread = {c: f" ± {row[f'{c}_spread']:.1%}" if several else "" for c in COLUMNS}
+        cells = [f"{row[c]:.1f}" if c == "queries" else f"{row[c]:.1%}{spread[c]}" for c in COLUMNS]
         table.add_row(name, *cells)
     return table
 

@@ -147,10 +147,10 @@ def test_a_wrong_value_is_named_with_its_line_and_what_is_accepted(folder, key, 
 
 
 def test_a_wrong_variable_or_flag_is_named_with_key_source_and_what_is_accepted(folder):
-    said = complaint(folder, environ={"MQMK_TRAIN_EPOCHS": "many"}, serve__matcher="best").splitlines()
+    said = complaint(folder, environ={"MQMK_TRAIN_EPOCHS": "many"}, log__level="best").splitlines()
     assert said == [
         "MQMK_TRAIN_EPOCHS: train.epochs: expected a whole number of at least 1, got 'many'",
-        "command line: serve.matcher: expected one of auto, sqsk, sqmk, mqsk, mqmk, mqmk-ei, cascade, got 'best'",
+        "command line: log.level: expected one of debug, info, warning, error, got 'best'",
     ]
 
 

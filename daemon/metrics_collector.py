@@ -1,0 +1,245 @@
+"""How the ledger and the files become samples for Prometheus: every declared metric, read when it is scraped.
+
+Labels are bounded: tasks beyond `metrics.task_labels` are `other`, mistakes beyond the largest ones are added up, and
+replicas beyond a number are left out.
+"""
+
+import logging
+import sqlite3
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import version
+from statistics import fmean
+from typing import Any, Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from mqmk.daemon.config import Config
+from mqmk.daemon.ledger import State
+from mqmk.daemon.logs import event
+from mqmk.daemon.metrics_declared import BY_NAME, CODES, DAEMON_METRICS, PARTS, PASS
+from mqmk.daemon.metrics_events import EventTotals, Spread
+from mqmk.daemon.metrics_files import FilesLook, FilesReader, Pool
+from mqmk.daemon.metrics_ledger import Evaluated, LedgerLook, LedgerReader
+from mqmk.deploy.metric_names import OTHER, task_labels
+from mqmk.deploy.reports import ReplicaReport
+
+log = logging.getLogger(__name__)
+MOST_PAIRS: Final = 500
+MOST_REPLICAS: Final = 64
+MOST_CODES: Final = 60
+BACKLOG: Final = (State.DISCOVERED, State.VALIDATED, State.TRAINING, State.TRAINED)
+FAMILIES: Final = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
+
+Labels = tuple[str, ...]
+
+
+class Samples:
+    """The samples of one scrape; only declared names and labels get in."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[Labels, float]] = defaultdict(dict)
+        self._spreads: dict[str, dict[Labels, Spread]] = defaultdict(dict)
+
+    def set(self, name: str, value: float, *labels: str) -> None:
+        """One sample."""
+        if len(BY_NAME[name].labels) != len(labels):
+            raise ValueError(f"{name} has the labels {BY_NAME[name].labels}, got {labels}")
+        self._values[name][labels] = float(value)
+
+    def add(self, name: str, value: float, *labels: str) -> None:
+        """To a sample that may be there."""
+        self.set(name, self._values[name].get(labels, 0.0) + value, *labels)
+
+    def mean(self, name: str, values: Iterable[tuple[Labels, float]]) -> None:
+        """Samples whose labels fell together are averaged."""
+        groups: dict[Labels, list[float]] = defaultdict(list)
+        for labels, value in values:
+            groups[labels].append(value)
+        for labels, group in groups.items():
+            self.set(name, fmean(group), *labels)
+
+    def spread(self, name: str, values: Spread, *labels: str) -> None:
+        """A histogram."""
+        self._spreads[name][labels] = values
+
+    def families(self) -> Iterator[Metric]:
+        """Every declared metric, in order of declaration."""
+        for each in DAEMON_METRICS:
+            if each.kind == "histogram":
+                spread = HistogramMetricFamily(each.name, each.description, labels=each.labels)
+                for labels, values in self._spreads[each.name].items():
+                    bounds = [*map(str, values.bounds), "+Inf"]
+                    spread.add_metric(labels, list(zip(bounds, values.cumulative(), strict=True)), values.total)
+                yield spread
+                continue
+            family: Any = FAMILIES[each.kind](each.name, each.description, labels=each.labels)
+            for labels, value in self._values[each.name].items():
+                family.add_metric(labels, value)
+            yield family
+
+
+class DaemonCollector(Collector):
+    """Everything the daemon exports. Scrapes may come from several threads at once."""
+
+    def __init__(self, config: Config, ledger: LedgerReader, files: FilesReader,
+                 clock: Callable[[], float] = time.time) -> None:  # fmt: skip
+        self._config, self._ledger, self._files, self._clock = config, ledger, files, clock
+        self._began, self._lock = clock(), threading.Lock()
+        self._passes, self._failed, self._last_pass = Spread(PASS), 0, 0.0
+
+    def passed(self, seconds: float, *, failed: bool = False) -> None:
+        """The loop came round."""
+        with self._lock:
+            self._passes.observe(seconds)
+            self._failed += failed
+            self._last_pass = self._clock()
+
+    def collect(self) -> Iterator[Metric]:
+        """All samples; if the ledger cannot be read, that is said and the rest is missing."""
+        with self._lock:
+            samples = Samples()
+            self._daemon(samples)
+            try:
+                files = self._files.look()
+                ledger = self._ledger.look(files.pool.version if files.pool else None)
+            except (sqlite3.Error, OSError) as error:
+                log.warning(f"metrics: {error}", extra=event("metrics.unreadable", error=repr(error)))
+                samples.set("mqmk_ledger_up", 0)
+            else:
+                samples.set("mqmk_ledger_up", 1)
+                self._everything(samples, ledger, files)
+            return iter(list(samples.families()))
+
+    @property
+    def _serves(self) -> bool:
+        return self._config.serve.enabled and self._config.ray.address != "none"
+
+    def _daemon(self, samples: Samples) -> None:
+        samples.set("mqmk_daemon_info", 1, version("mqmk-daemon"), self._config.backbone.name,
+                    self._config.serve.matcher)  # fmt: skip
+        samples.set("mqmk_daemon_start_timestamp_seconds", self._began)
+        samples.set("mqmk_passes_failed_total", self._failed)
+        samples.set("mqmk_last_pass_timestamp_seconds", self._last_pass)
+        samples.spread("mqmk_pass_seconds", self._passes)
+        samples.set("mqmk_replicas_configured", self._config.serve.replicas if self._serves else 0)
+
+    def _everything(self, samples: Samples, ledger: LedgerLook, files: FilesLook) -> None:
+        labels = task_labels(ledger.names.values(), self._config.metrics.task_labels)
+        backlog = (*BACKLOG, State.PUBLISHED) if self._serves else BACKLOG
+        _tasks(samples, ledger, backlog)
+        _from_events(samples, self._ledger.totals, backlog, self._clock())
+        _training(samples, ledger, labels)
+        _dependencies(samples, ledger, files)
+        _pool(samples, files.pool, ledger)
+        _replicas(samples, files.replicas, files.pool.version if files.pool else None)
+        if ledger.evaluated:
+            _heldout(samples, ledger.evaluated, labels)
+
+
+def _tasks(samples: Samples, ledger: LedgerLook, backlog: tuple[State, ...]) -> None:
+    for state, count in ledger.states.items():
+        samples.set("mqmk_tasks", count, state)
+    samples.set("mqmk_backlog_tasks", sum(ledger.states[state] for state in backlog))
+    for state, code in CODES:
+        samples.set("mqmk_tasks_waiting_for_operator", 0, state, code)
+    for place, ((state, code), count) in enumerate(sorted(ledger.waiting.items())):
+        samples.add("mqmk_tasks_waiting_for_operator", count, state, code if place < MOST_CODES else OTHER)
+    samples.set("mqmk_commands_pending", ledger.pending_commands)
+    for kind in ("learn", "forget"):
+        samples.set("mqmk_versions_total", ledger.versions.get(kind, 0), kind)
+    samples.set("mqmk_versions_unrecorded", ledger.unrecorded)
+
+
+def _from_events(samples: Samples, totals: EventTotals, backlog: tuple[State, ...], now: float) -> None:
+    for state in State:
+        samples.set("mqmk_task_transitions_total", totals.transitions[state], state)
+    samples.set("mqmk_oldest_pending_seconds", totals.oldest(backlog, now))
+    for state in backlog:
+        samples.set("mqmk_task_quiet_seconds", totals.quiet(state, now), state)
+    samples.set("mqmk_task_retries_total", totals.retries)
+    samples.set("mqmk_training_epochs_total", totals.epochs)
+    for result in ("passed", "held"):
+        samples.set("mqmk_gate_results_total", totals.gates[result], result)
+    for kind in ("retry", "rollback", "promote", "forget"):
+        for answer in ("DONE", "REFUSED"):
+            samples.set("mqmk_commands_total", totals.commands[kind, answer], kind, answer)
+    samples.spread("mqmk_shard_to_served_seconds", totals.to_served)
+    for stage, spread in totals.stages.items():
+        samples.spread("mqmk_stage_seconds", spread, stage)
+
+
+def _training(samples: Samples, ledger: LedgerLook, labels: Mapping[str, str]) -> None:
+    running = [(labels.get(ledger.names.get(task, ""), OTHER), detail) for task, detail in ledger.progress.items()]
+    samples.mean("mqmk_training_progress_ratio", [((task,), d["epoch"] / d["epochs"]) for task, d in running])
+    samples.mean("mqmk_training_loss", [((task,), d["loss"]) for task, d in running])
+    samples.mean("mqmk_training_left_seconds", [((task,), d["seconds_left"]) for task, d in running])
+    for task, detail in running:
+        samples.add("mqmk_training_images_per_second", detail["images_per_second"], task)
+
+
+def _dependencies(samples: Samples, ledger: LedgerLook, files: FilesLook) -> None:
+    for part, up in (dict.fromkeys(PARTS, True) | dict(ledger.health)).items():
+        samples.set("mqmk_dependency_up", up, part)
+    samples.set("mqmk_state_disk_free_bytes", files.disk_free)
+    samples.set("mqmk_state_disk_size_bytes", files.disk_size)
+
+
+def _pool(samples: Samples, pool: Pool | None, ledger: LedgerLook) -> None:
+    samples.set("mqmk_pool_version", pool.version if pool else 0)
+    samples.set("mqmk_pool_tasks", pool.tasks if pool else 0)
+    samples.set("mqmk_pool_classes", pool.classes if pool else 0)
+    samples.set("mqmk_pool_bytes", pool.size if pool else 0)
+    samples.set("mqmk_pool_created_timestamp_seconds", ledger.evaluated.created_at if ledger.evaluated else 0)
+    matching: Mapping[str, Any] = pool.matching if pool else {}
+    for matcher, fitted in matching.get("calibration", {}).items():
+        samples.set("mqmk_estimated_calibration_error_ratio", fitted["error"], matcher)
+    for matcher, unknown in matching.get("unknown", {}).items():
+        samples.set("mqmk_unknown_threshold", unknown["threshold"], matcher)
+
+
+def _replicas(samples: Samples, reports: tuple[ReplicaReport, ...], current: int | None) -> None:
+    samples.set("mqmk_replicas_live", len(reports))
+    samples.set("mqmk_replicas_ready", sum(each.ready for each in reports))
+    samples.set("mqmk_replicas_skewed", sum(each.pool_version != current for each in reports))
+    for each in reports[:MOST_REPLICAS]:
+        samples.set("mqmk_replica_pool_version", each.pool_version or 0, each.replica_id)
+        samples.set("mqmk_replica_swaps_total", each.swaps, each.replica_id)
+        samples.set("mqmk_replica_refusing", each.last_failure is not None, each.replica_id)
+        for stage in ("pointer", "read", "fit", "replay", "warm-up"):
+            count = each.failures_by_stage.get(stage, 0)
+            samples.set("mqmk_replica_swap_failures_total", count, each.replica_id, stage)
+
+
+def _heldout(samples: Samples, evaluated: Evaluated, labels: Mapping[str, str]) -> None:
+    document = evaluated.document
+    matcher, tasks = str(document.get("matcher", "none")), document.get("tasks", {})
+    samples.set("mqmk_heldout_images", document.get("held_out", 0))
+    for name, row in document.get("matchers", {}).items():
+        samples.set("mqmk_heldout_matching_ratio", row["rate"], name)
+        samples.set("mqmk_heldout_accuracy_ratio", row["accuracy"], name)
+        samples.set("mqmk_heldout_queries_per_image", row["cost"], name)
+    named = [(labels.get(name, OTHER), name, row) for name, row in tasks.items()]
+    samples.mean(
+        "mqmk_heldout_task_matching_ratio", [((task, matcher), row["matching_rate"]) for task, _, row in named]
+    )
+    samples.mean("mqmk_heldout_task_accuracy_ratio", [((task, matcher), row["accuracy"]) for task, _, row in named])
+    given = [((task,), row["accuracy_given_task"]) for task, _, row in named]
+    samples.mean("mqmk_heldout_task_accuracy_given_task_ratio", given)
+    before = evaluated.when_learned
+    lost = [((task,), before[name] - row["accuracy"]) for task, name, row in named if name in before]
+    samples.mean("mqmk_heldout_forgetting_ratio", lost)
+    _confusion(samples, document.get("confusion", {}), labels)
+
+
+def _confusion(samples: Samples, confusion: Mapping[str, Mapping[str, int]], labels: Mapping[str, str]) -> None:
+    pairs = [(count, true, matched) for true, row in confusion.items() for matched, count in row.items()]
+    mistakes = sorted((pair for pair in pairs if pair[1] != pair[2]), key=lambda pair: (-pair[0], *pair[1:]))
+    shown = {pair[1:] for pair in mistakes[:MOST_PAIRS]}
+    for count, true, matched in pairs:
+        own = true == matched or (true, matched) in shown
+        label = labels.get(matched, OTHER) if own else OTHER
+        samples.add("mqmk_heldout_confusion_images", count, labels.get(true, OTHER), label)
