@@ -25,6 +25,7 @@ from mqmk.matcher.keys import trained_keys
 from mqmk.matcher.matchers import MATCHERS, match
 from mqmk.matcher.pool import PromptPool, TaskPrompt
 from mqmk.matcher.prompted_vit import FrozenViT, Prompt
+from mqmk.matcher.ridge import WIDTH
 
 TWO_PASS = ("sqsk", "sqmk", "mqmk-ei")
 
@@ -242,7 +243,8 @@ def _random_pool(vit: FrozenViT, tasks: int, e_length: int) -> PromptPool:
         rows = torch.randn(10, vit.dim)
         e_prompt = torch.randn(len(e_layers), 2, e_length, vit.dim)
         classes = tuple(str(i) for i in range(10))
-        pool = pool.with_task(TaskPrompt(f"task{number}", classes, e_prompt, rows, rows, rows, rows))
+        regression = torch.eye(WIDTH), torch.randn(10, WIDTH)
+        pool = pool.with_task(TaskPrompt(f"task{number}", classes, e_prompt, rows, rows, rows, rows, *regression))
     return pool.to(vit.device)
 
 

@@ -37,9 +37,10 @@ WORDS: Final = {
     "mqmk": "a query for every task, one key for a class: exact matching",
     "mqmk-ei": "one query with the mean of all prompts, one key for a class",
     "cascade": "the cheap query of mqmk-ei draws up a shortlist, exact queries decide",
+    "ridge": "one query without prompts, a ridge regression over all classes",
     "perfect": "the true task is given: an upper bound, not a method",
 }
-_PLAIN_FIRST = ("sqsk", "sqmk")  # their first query is a whole pass without prompts, which shares nothing
+_PLAIN_FIRST = ("sqsk", "sqmk", "ridge")  # their first query is a whole pass without prompts, which shares nothing
 _A_T, _F_T = Markup("A<sub>T</sub>"), Markup("F<sub>T</sub>")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 

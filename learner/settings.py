@@ -64,7 +64,7 @@ class TrainSettings:
     patience: int | None = None
     """Stop after this many epochs without a better held-out accuracy, and keep the best; None trains to the end."""
     plain_means: bool = True
-    """Also compute what the single-query baselines need: one more pass over the data."""
+    """Also compute what ridge and the single-query baselines need: one more pass over the data."""
     augmentation: Augmentation = field(default_factory=Augmentation)
     patches: float = 1.0
     """Share of a picture's patches that a training step looks at, drawn anew each time; keys and means see all."""

@@ -39,10 +39,10 @@ def class_folders(data: Path) -> list[str]:
 def read_stream(settings: StreamSettings, info: BackboneInfo, seed: int) -> Iterator[Task]:
     """The tasks one after another; the seed decides which classes come together."""
     classes = class_folders(settings.data)
-    if not 1 <= settings.tasks <= len(classes):
-        raise LearnerError(f"expected 1 to {len(classes)} tasks of {len(classes)} classes, got {settings.tasks}")
     if settings.classes not in (None, len(classes)):
         raise LearnerError(f"{settings.data}: expected {settings.classes} classes, found {len(classes)}")
+    if not 1 <= settings.tasks <= len(classes):
+        raise LearnerError(f"expected 1 to {len(classes)} tasks of {len(classes)} classes, got {settings.tasks}")
     random.Random(seed).shuffle(classes)
     for number in range(settings.tasks):
         own = classes[number * len(classes) // settings.tasks : (number + 1) * len(classes) // settings.tasks]

@@ -21,6 +21,7 @@ from mqmk.learner import checkpoint
 from mqmk.learner.augment import augment
 from mqmk.learner.patches import some_patches
 from mqmk.learner.settings import TrainSettings
+from mqmk.learner.statistics import ClassMeans, PlainCounting, PlainStatistics
 from mqmk.learner.tasks import Batch, Task
 from mqmk.matcher.images import normalise
 from mqmk.matcher.keys import grouped
@@ -220,7 +221,7 @@ class Learning:
         """Keys and means in closed form from one pass over the training data, without variation."""
         for name, value in self.best.items():
             getattr(self, name).data.copy_(value)
-        means, plain_means = self._class_means()
+        means, plain = self._statistics()
         keys = self.keys.detach() if self.settings.keys == "learned" else means
         if self.settings.keys_per_task is not None:
             keys = grouped(keys, self.settings.keys_per_task)
@@ -232,25 +233,25 @@ class Learning:
             keys=keys,
             head=values["head"],
             means=means,
-            plain_means=plain_means,
+            plain_means=plain.means if plain else None,
+            plain_gram=plain.gram if plain else None,
+            plain_sums=plain.sums if plain else None,
             manifest_sha256=self.task.manifest_sha256,
             samples=len(self.task.training),
             trained_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         return Trained(prompt, values["g_prompt"])
 
-    def _class_means(self) -> tuple[Float[Tensor, "classes dim"], Float[Tensor, "classes dim"] | None]:
-        """The mean of the normalised queries of each class, with this task's prompt and, where wanted, without any."""
-        ways = [self.query, self.vit.query] if self.settings.plain_means else [self.query]
-        totals = torch.zeros(len(ways), len(self.task.classes), self.vit.dim, device=self.vit.device)
-        count = torch.zeros(len(self.task.classes), 1, device=self.vit.device)
+    def _statistics(self) -> tuple[Float[Tensor, "classes dim"], PlainStatistics | None]:
+        """Class means with this task's prompt and, where wanted, what is kept of queries without any."""
+        shape = len(self.task.classes), self.vit.dim, self.vit.device
+        own, plain = ClassMeans(*shape), PlainCounting(*shape) if self.settings.plain_means else None
         for batch in self.task.training.batches(self.settings.batch, seed=None):
             embedded, labels = self.vit.embed(self.prepared(batch)), batch.labels.to(self.vit.device)
-            for total, query in zip(totals, ways, strict=True):
-                total.index_add_(0, labels, F.normalize(query(embedded), dim=1))
-            count.index_add_(0, labels, torch.ones(len(labels), 1, device=self.vit.device))
-        means = [total / count.clamp(min=1) for total in totals]
-        return means[0], means[1] if len(means) > 1 else None
+            own.add(self.query(embedded), labels)
+            if plain:
+                plain.add(self.vit.query(embedded), labels)
+        return own.value(), plain.value() if plain else None
 
 
 def empty_pool(vit: FrozenViT, settings: TrainSettings) -> PromptPool:

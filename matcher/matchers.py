@@ -8,10 +8,12 @@
 | mqmk      | Q_t for every task t        | one for a class  | M                                 |
 | mqmk-ei   | Q+, the mean of e-prompts   | one for a class  | 2                                 |
 | cascade   | Q+, then Q_t of a shortlist | one for a class  | 1 + shortlist, 2 on early accept  |
+| ridge     | plain ViT                   | a regression     | 2                                 |
 | perfect   | the true task is given      | -                | 1                                 |
 
 S_t(x) is the sum of the K largest cosines between the query and the keys of task t only; the matched task has the
-largest S_t. Every matcher hands on the matched task's own query Q_t, from which the classifier answers.
+largest S_t. For `ridge` it is the value of the task's best class in a regression over all classes (`ridge.py`). Every
+matcher hands on the matched task's own query Q_t, from which the classifier answers.
 """
 
 from collections.abc import Callable
@@ -27,6 +29,7 @@ from mqmk.matcher.keys import KeyBank, plain_keys, trained_keys
 from mqmk.matcher.pool import PromptPool
 from mqmk.matcher.prompted_vit import FrozenViT
 from mqmk.matcher.queries import LiveQueries, Queries, rows_per_pass
+from mqmk.matcher.ridge import RidgeBank, solved
 
 NOBODY: Final = -1  # the runner-up where there is only one task
 
@@ -86,6 +89,10 @@ class Scene:
     def plain_keys(self, keys_per_task: int | None) -> KeyBank:
         """Keys for queries without prompts."""
         return self.pool.remember(("plain keys", keys_per_task), lambda: plain_keys(self.pool, keys_per_task))
+
+    def regression(self) -> RidgeBank:
+        """The regression over all classes, for queries without prompts."""
+        return self.pool.remember("regression", lambda: solved(self.pool))
 
 
 Matcher = Callable[[Scene], Match]
@@ -199,5 +206,6 @@ MATCHERS: Final[dict[str, Matcher]] = {
     "mqmk": lambda scene: _exact(scene, scene.settings.keys_per_task),
     "mqmk-ei": lambda scene: _answered(scene, _enhanced_scores(scene)),
     "cascade": _cascade,
+    "ridge": lambda scene: _answered(scene, scene.regression().scores(scene.queries.plain())),
     "perfect": _perfect,
 }

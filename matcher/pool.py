@@ -18,6 +18,7 @@ from mqmk.matcher.errors import PoolError
 from mqmk.matcher.prompted_vit import BackboneInfo, Prompt
 
 T = TypeVar("T")
+_REGRESSION = ("plain_gram", "plain_sums")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +35,8 @@ class TaskPrompt:
     head: Tensor  # [classes, dim]
     means: Tensor  # [classes, dim], mean of the normalised queries of each class
     plain_means: Tensor | None = None  # the same for queries without prompts; only sqsk and sqmk need it
+    plain_gram: Tensor | None = None  # [width, width], sum of outer products of plain features; only ridge needs it
+    plain_sums: Tensor | None = None  # [classes, width], sum of plain features of each class; only ridge needs it
     manifest_sha256: str = ""
     samples: int = 0
     trained_at: str = ""
@@ -45,20 +48,28 @@ class TaskPrompt:
             raise PoolError(f"task {self.name!r}: expected a name and distinct classes, got {list(self.classes)}")
         if not 1 <= len(self.keys) <= classes:
             raise PoolError(f"task {self.name!r}: expected 1 to {classes} keys, got {len(self.keys)}")
-        for name, rows in {"head": self.head, "means": self.means, "plain_means": self.plain_means}.items():
-            if rows is not None and len(rows) != classes:
+        for name in ("head", "means", "plain_means", "plain_sums"):
+            if (rows := getattr(self, name)) is not None and len(rows) != classes:
                 raise PoolError(f"task {self.name!r}: expected {classes} rows in {name}, got {len(rows)}")
+        if (self.plain_gram is None) != (self.plain_sums is None):
+            raise PoolError(f"task {self.name!r}: expected plain_gram and plain_sums together, got one of them")
         for name, tensor in self.tensors().items():
-            if tensor.ndim != (4 if name == "e_prompt" else 2) or tensor.shape[-1] != self.e_prompt.shape[-1]:
+            width = len(self.plain_gram) if name.startswith(_REGRESSION) and self.plain_gram is not None else self.dim
+            if tensor.ndim != (4 if name == "e_prompt" else 2) or tensor.shape[-1] != width:
                 raise PoolError(f"task {self.name!r}: {name} has the shape {[*tensor.shape]}, of another width or rank")
             if tensor.dtype != torch.float32:
                 raise PoolError(f"task {self.name!r}: expected float32 in {name}, got {tensor.dtype}")
             if not torch.isfinite(tensor).all():
                 raise PoolError(f"task {self.name!r}: {name} has values that are not finite")
 
+    @property
+    def dim(self) -> int:
+        """The width of a query."""
+        return self.e_prompt.shape[-1]
+
     def tensors(self) -> dict[str, Tensor]:
         """Name and tensor of everything that was trained."""
-        names = ("e_prompt", "keys", "head", "means", "plain_means")
+        names = ("e_prompt", "keys", "head", "means", "plain_means", *_REGRESSION)
         return {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
 
     def to(self, device: torch.device) -> "TaskPrompt":

@@ -38,6 +38,7 @@ def frozen(vit: nn.Module) -> FrozenViT:
 def random_task(name: str, classes: int, *, keys: int | None = None, layers: int = 2, length: int = 3, dim: int = 32,
                 spread: float = 1.0) -> TaskPrompt:  # fmt: skip
     """A task whose prompt is strong enough to change every answer."""
+    seen = torch.rand(20, 24)  # features of 20 pictures, for the regression
     return TaskPrompt(
         name=name,
         classes=tuple(f"{name}-{i}" for i in range(classes)),
@@ -46,6 +47,8 @@ def random_task(name: str, classes: int, *, keys: int | None = None, layers: int
         head=torch.randn(classes, dim),
         means=torch.randn(classes, dim),
         plain_means=torch.randn(classes, dim),
+        plain_gram=seen.T @ seen,
+        plain_sums=torch.stack([seen[number::classes].sum(dim=0) for number in range(classes)]),
         manifest_sha256="ab" * 32,
         samples=classes * 10,
         trained_at="2026-01-01T00:00:00Z",

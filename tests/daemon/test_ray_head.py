@@ -44,6 +44,8 @@ from mqmk.daemon.ray_watch import (
     repair,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # importing ray.serve
+
 STARTER = """
 import sys, time
 from pathlib import Path
@@ -153,9 +155,9 @@ def test_a_wrong_token_is_refused_soon(head, tmp_path):
     wrong = tmp_path / "token"
     wrong.write_text("0" * 64)
     begun = time.monotonic()
-    with pytest.raises(RayError, match=head.address):
+    with pytest.raises(RayError, match="refuses the token"):
         attach(replace(head, token_file=wrong), deadline_seconds=15)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 5
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import pty
 import subprocess
 import sys
 import tarfile
@@ -13,12 +15,15 @@ import torch
 from PIL import Image
 
 from mqmk.learner import sketches
-from mqmk.learner.bench_accuracy import AccuracySettings, as_document, key_ablations, run_stream
+from mqmk.learner.ablations import key_ablations
+from mqmk.learner.bench_accuracy import AccuracySettings, as_document, run_stream
 from mqmk.learner.errors import LearnerError
 from mqmk.learner.evaluate import extend, first_table
 from mqmk.learner.settings import TrainSettings
 from mqmk.learner.streams import StreamSettings, read_stream
 from mqmk.matcher.backbone import load_backbone
+
+COMMAND = Path(sys.executable).with_name("mqmk-daemon")
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +112,7 @@ def test_the_document_has_the_promised_fields(run, settings, vit):
 
 
 def test_ablations_of_the_keys_need_no_further_training(run):
-    found = key_ablations(run)
+    found = key_ablations(run.evaluation)
     one_key = run.evaluation.tally("mqsk")
     assert found["keys per task"]["1"].confusion == one_key.confusion
     assert found["classifier"].keys() == {"fc", "ncm", "km"}
@@ -117,13 +122,50 @@ def test_ablations_of_the_keys_need_no_further_training(run):
 
 def test_the_command_prints_json_draws_progress_and_writes_a_report(folder, tmp_path):
     options = "--tasks 2 --epochs 1 --train-per-class 5 --matchers sqsk,mqmk --seeds 2 --html report.html --json"
-    command = [Path(sys.executable).with_name("mqmk-daemon"), "bench", "accuracy", "--data", folder, *options.split()]
+    command = [COMMAND, "bench", "accuracy", "--data", folder, *options.split()]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     document = json.loads(found.stdout)
     assert document["matchers"].keys() == {"sqsk", "mqmk"}
     assert document["settings"]["stream"]["tasks"] == 2
     assert "seed 1  task 2/2  epoch 1/1" in found.stderr
     assert "matching rate" in (tmp_path / "report.html").read_text().lower()
+
+
+def test_options_of_training_and_ablations_reach_the_document_and_the_report(folder, tmp_path):
+    options = "--tasks 2 --epochs 1 --train-per-class 5 --matchers mqmk --e-layers 3-4 --e-length 3 --start random"
+    extra = "--patches 0.5 --g-prompt always --keys learned --ablations --html report.html --json"
+    command = [COMMAND, "bench", "accuracy", "--data", folder, *options.split(), *extra.split()]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    document = json.loads(found.stdout)
+    train = document["settings"]["train"]
+    assert (train["e_layers"], train["e_length"], train["start"]) == ([3, 4], 3, "random")
+    assert (train["patches"], train["g_prompt"], train["keys"]) == (0.5, "always", "learned")
+    assert document["ablations"].keys() == {"keys per task", "top-K", "classifier", "shortlist"}
+    best = document["matchers"]["mqmk"]["matching_rate"]
+    assert document["ablations"]["top-K"]["1"]["matching_rate"] == pytest.approx(best)
+    assert 'id="ablations"' in (tmp_path / "report.html").read_text()
+
+
+def test_a_terminal_shows_a_table_that_is_redrawn_in_place(folder, tmp_path):
+    screen, side = pty.openpty()
+    options = "--tasks 2 --epochs 1 --train-per-class 2 --test-per-class 2 --matchers mqmk,perfect"
+    command = [COMMAND, "bench", "accuracy", "--data", folder, *options.split()]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+    running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=side, env=environment)
+    os.close(side)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(screen, 4096)
+        except OSError:  # Linux says so when the other side was closed
+            break
+    printed, _ = running.communicate(timeout=60)
+    os.close(screen)
+    assert running.returncode == 0
+    assert "after 1 of 2 tasks" in shown.decode()
+    assert "after 2 of 2 tasks" in shown.decode()
+    assert b"\x1b[1A" in shown  # the cursor goes up, over what it wrote before
+    assert "matching rate" in printed.decode()
 
 
 @pytest.mark.shared

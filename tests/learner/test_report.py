@@ -25,7 +25,7 @@ FLAGS = [
 CLASSES = (3, 2, 4)
 MATCHERS = ("sqmk", "mqmk", "mqmk-ei", "cascade", "perfect")
 EVIL = "<script>alert(1)</script>"
-SECTIONS = ("summary", "lines", "confusion", "forgetting", "map", "classes", "cost", "settings")
+SECTIONS = ("summary", "lines", "confusion", "forgetting", "map", "classes", "ablations", "cost", "settings")
 
 
 class Page(HTMLParser):
@@ -79,7 +79,8 @@ def a_run(vit, classes=CLASSES, joint=None) -> Run:
 
 
 def report(folder: Path, vit, runs):
-    settings = AccuracySettings(StreamSettings(Path("pictures"), len(runs[0].tallies)), matchers=MATCHERS)
+    stream = StreamSettings(Path("pictures"), len(runs[0].tallies))
+    settings = AccuracySettings(stream, matchers=MATCHERS, ablations=True)
     document = as_document(settings, vit, runs, seconds=5.0)
     path = folder / "report.html"
     write_report(path, settings, vit, runs, document)

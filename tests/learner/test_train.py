@@ -52,6 +52,35 @@ def test_a_task_is_learned_and_its_held_out_pictures_are_recognised(vit):
     assert seen[-1].seconds_left == 0
 
 
+def test_the_held_out_side_is_looked_at_only_where_something_depends_on_it(vit, birds):
+    seen = []
+    train_task(birds, vit, empty_pool(vit, QUICK), QUICK, report=seen.append)
+    assert [progress.held_out_accuracy is None for progress in seen] == [True, False]
+    seen.clear()
+    train_task(birds, vit, empty_pool(vit, QUICK), dataclasses.replace(QUICK, patience=5), report=seen.append)
+    assert [progress.held_out_accuracy is None for progress in seen] == [False, False]
+
+
+def test_a_step_may_look_at_half_the_patches_and_keys_still_see_all(vit, birds):
+    settings = dataclasses.replace(QUICK, epochs=4, patches=0.5)
+    seen, tokens = [], []
+    run_query = vit.query
+    vit.query = lambda stem, *prompts: (tokens.append(stem.hidden.shape[1]), run_query(stem, *prompts))[1]
+    try:
+        trained = train_task(birds, vit, empty_pool(vit, settings), settings, report=seen.append)
+    finally:
+        vit.query = run_query
+    assert set(tokens) == {1 + 16, 1 + 8}
+    assert tokens[-1] == 1 + 16
+    assert seen[-1].loss < seen[0].loss
+    assert_same(tensors(trained), tensors(train_task(birds, vit, empty_pool(vit, settings), settings)))
+
+
+def test_e_prompts_go_where_the_settings_say(vit):
+    assert empty_pool(vit, QUICK).e_layers == (2, 3, 4)
+    assert empty_pool(vit, dataclasses.replace(QUICK, e_layers=(1, 3))).e_layers == (1, 3)
+
+
 def test_the_same_seed_gives_the_same_tensors_and_another_seed_others(vit, birds):
     pool = empty_pool(vit, QUICK)
     first = tensors(train_task(birds, vit, pool, QUICK))

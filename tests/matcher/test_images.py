@@ -5,6 +5,7 @@ import random
 import struct
 import warnings
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -184,6 +185,18 @@ def test_odd_metadata_is_passed_over_in_silence(recwarn):
             warnings.simplefilter(action)
             assert decode(data).size == (40, 20)  # and it is no reason to refuse the picture
     assert not recwarn
+
+
+def test_many_threads_decode_at_once_and_leave_the_warnings_of_others_alone():
+    exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x05\x01\x12"
+    odd = saved(left_red_right_blue(), "JPEG", exif=exif)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with ThreadPoolExecutor(8) as threads:
+            sizes = set(threads.map(lambda _: decode(odd).size, range(400)))
+        assert sizes == {(40, 20)}
+        with pytest.raises(UserWarning, match="somebody else's"):
+            warnings.warn("somebody else's", UserWarning, stacklevel=1)
 
 
 def test_the_centre_is_cropped_and_normalised():

@@ -1,0 +1,216 @@
+"""Which pool a replica serves: the one that CURRENT names, once it has been loaded and proven beside the old one.
+
+Requests take `held` once and keep it to their end; a swap replaces that one reference. Whatever is wrong with a new
+pool, the old one stays: the reason is counted and kept, and nothing raises. The pool before stays in memory, so that a
+roll-back costs one look at the pointer.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from mqmk.deploy import golden
+from mqmk.deploy.golden import Golden
+from mqmk.matcher.errors import PoolError
+from mqmk.matcher.pool import PromptPool
+from mqmk.matcher.pool_store import Pointer, PoolStore
+from mqmk.matcher.predictor import PredictSettings, choose_matcher, name_answers, predict
+from mqmk.matcher.prompted_vit import FrozenViT
+
+log = logging.getLogger(__name__)
+
+Stage = Literal["pointer", "read", "fit", "replay", "warm-up"]
+"""Where a new pool was refused: CURRENT itself; its files (hash, backbone, shapes, finite); the width and depth of the
+backbone; the golden replay; the first answer."""
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A pool that can answer now."""
+
+    pointer: Pointer
+    pool: PromptPool
+    golden: Golden
+    auto: str
+    """What the matcher `auto` means for this pool."""
+
+    @property
+    def version(self) -> int:
+        """Of the pool."""
+        return self.pointer.version
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a pool is not served."""
+
+    pointer: Pointer | None
+    stage: Stage
+    reason: str
+
+    def __str__(self) -> str:
+        which = f"version {self.pointer.version}: " if self.pointer else ""
+        return f"{which}{self.stage}: {self.reason}"
+
+
+class _RefusedError(Exception):
+    def __init__(self, stage: Stage, reason: Exception) -> None:
+        self.stage: Stage = stage
+        self.reason = f"{type(reason).__name__}: {reason}"
+        if isinstance(reason, PoolError):
+            self.reason = str(reason)
+
+
+class PoolHolder:
+    """Watches a pool store for one backbone. One thread calls `look`; any thread reads the rest."""
+
+    def __init__(
+        self,
+        store: PoolStore,
+        vit: FrozenViT,
+        settings: PredictSettings,
+        *,
+        retry_seconds: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._vit, self._settings = store, vit, settings
+        self._retry_seconds, self._clock = retry_seconds, clock
+        self._look_again = 0.0
+        self.held: Held | None = None
+        self.previous: Held | None = None
+        self.swaps = 0
+        self.refusals: Counter[Stage] = Counter()
+        self.last_refusal: Refusal | None = None
+        """Of the pool that CURRENT names now; None when that one is served."""
+
+    def look(self) -> bool:
+        """Read the pointer and follow it if that is possible; true if another pool is held now. Never raises."""
+        before, pointer = self.held, None
+        try:
+            with _stage("pointer"):
+                pointer = self._store.current()
+                if pointer is None and before is not None:
+                    raise PoolError(f"{self._store.folder}: CURRENT is gone; version {before.version} stays")
+            if pointer is not None:
+                self._follow(pointer)
+            self.last_refusal = None
+        except _RefusedError as refused:
+            self._refuse(Refusal(pointer, refused.stage, refused.reason))
+        return self.held is not before
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether the pool that CURRENT names is held; also before anything was learned."""
+        with suppress(PoolError, OSError):
+            pointer = self._store.current()
+            return pointer is None or (self.held is not None and self.held.pointer == pointer)
+        return False
+
+    def _follow(self, pointer: Pointer) -> None:
+        if self.held and self.held.pointer == pointer:
+            return
+        if self.previous and self.previous.pointer == pointer:
+            self.held, self.previous = self.previous, self.held  # proven before
+        elif not self._waiting(pointer):
+            self.held, self.previous = self._load(pointer), self.held
+        else:
+            refusal = self.last_refusal
+            assert refusal is not None
+            raise _RefusedError(refusal.stage, PoolError(refusal.reason))
+        self.swaps += 1
+        log.info("serving version %s now (%s)", pointer.version, pointer.digest[:12], extra={"event": "swapped"})
+
+    def _waiting(self, pointer: Pointer) -> bool:
+        """Whether this very pool was refused a moment ago."""
+        refusal = self.last_refusal
+        return refusal is not None and refusal.pointer == pointer and self._clock() < self._look_again
+
+    def _load(self, pointer: Pointer) -> Held:
+        with _stage("read"):
+            pool = self._store.read(pointer, self._vit.info).to(self._vit.device)
+        with _stage("fit"):
+            _check_fit(pool, self._vit)
+        with _stage("replay"):
+            recorded = golden.record(self._vit, pool)
+            if self.held:
+                golden.compare(self.held.pool, self.held.golden, pool, recorded)
+        with _stage("warm-up"):
+            return Held(pointer, pool, recorded, self._warm_up(pool))
+
+    def _warm_up(self, pool: PromptPool) -> str:
+        """Answer once, as a request will: derived tensors are computed now, and every part has worked together."""
+        if not pool.tasks:
+            return self._settings.matcher
+        predicted = predict(self._vit, pool, golden.inputs(self._vit)[:1], self._settings)
+        if not torch.isfinite(predicted.probabilities).all():
+            raise PoolError("the first answer's probabilities are not finite")
+        name_answers(pool, predicted)
+        return choose_matcher(pool, self._settings.budget, self._settings.match.shortlist)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        if refusal != self.last_refusal:
+            self.refusals[refusal.stage] += 1
+            self.last_refusal = refusal
+            log.warning("a pool is not served: %s", refusal, extra={"event": "refused"})
+        if self._clock() >= self._look_again:
+            self._look_again = self._clock() + self._retry_seconds
+
+
+class Watcher:
+    """The thread that looks at the pointer, and tells when it has looked."""
+
+    def __init__(self, holder: PoolHolder, seconds: float, looked: Callable[[], None]) -> None:
+        self._holder, self._seconds, self._looked = holder, seconds, looked
+        self._wake, self._end = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pool-watcher", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still watches."""
+        return self._thread.is_alive()
+
+    def hint(self) -> None:
+        """Look now; the pointer stays the truth."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._end.set()
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with suppress(OSError):  # requests come first while a pool is loaded; on Linux a thread has its own niceness
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
+        while not self._end.is_set():
+            self._holder.look()
+            self._looked()
+            self._wake.wait(self._seconds)
+            self._wake.clear()
+
+
+def _check_fit(pool: PromptPool, vit: FrozenViT) -> None:
+    if pool.g_prompt.shape[-1] != vit.dim or any(task.keys.shape[-1] != vit.dim for task in pool.tasks):
+        raise PoolError(f"expected prompts and keys of width {vit.dim}, got {pool.g_prompt.shape[-1]}")
+    if max((*pool.e_layers, *pool.g_layers)) >= vit.depth:
+        raise PoolError(f"expected prompts for {vit.depth} layers, got {pool.g_layers} and {pool.e_layers}")
+
+
+@contextmanager
+def _stage(stage: Stage) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # whatever a damaged file can cause must not end the watcher
+        raise _RefusedError(stage, error) from error

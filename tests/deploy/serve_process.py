@@ -1,0 +1,43 @@
+"""A Ray head with the service on it, in a process of its own: `serve_process.py POOLS PORT REPLICAS TEMP`.
+
+Says `ready` when it answers. A line `deploy` on its input deploys again; the end of its input ends everything.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+
+def main(pools: str, port: str, replicas: str, temp: str) -> None:
+    token = Path(temp) / "token"
+    token.touch(mode=0o600)
+    token.write_text("0" * 32 + os.urandom(16).hex())
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN_PATH": str(token)}
+    import ray
+
+    from mqmk.deploy import serving
+    from mqmk.deploy.settings import ServeSettings
+
+    settings = ServeSettings(
+        Path(pools), port=int(port), replicas=int(replicas), num_cpus=0.2, max_queue=64, retry_seconds=1.0
+    )
+    ray.init(
+        num_cpus=2, namespace="mqmk", _temp_dir=temp, object_store_memory=100 * 2**20, include_dashboard=False,
+        log_to_driver=False,
+    )  # fmt: skip
+    try:
+        serving.deploy(settings)
+        serving.wait_until_live(settings, 240)
+        print("ready", flush=True)
+        for line in sys.stdin:
+            if line.strip() == "deploy":
+                serving.deploy(settings)
+                serving.hint()
+                print(f"deployed {serving.application_status()}", flush=True)
+    finally:
+        serving.shutdown()
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
