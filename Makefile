@@ -4,7 +4,10 @@ BIN := .venv/bin
 PARTS := src/mqmk/matcher src/mqmk/learner src/mqmk/daemon src/mqmk/deploy
 DRAWINGS := build/package/src/drawings
 
-.PHONY: test lint bench pretrain clean
+.PHONY: demo test lint bench kill-test pretrain clean
+
+demo: .venv/installed
+	$(BIN)/mqmk-daemon demo
 
 test: .venv/installed .venv/servers
 	$(BIN)/python -m pytest
@@ -18,6 +21,10 @@ lint: .venv/installed
 bench: .venv/installed
 	$(BIN)/mqmk-daemon bench speed
 	$(BIN)/mqmk-daemon bench training
+
+# Kills the daemon at every durable step and at random moments, then looks for anything lost, doubled or out of step.
+kill-test: .venv/installed
+	cd tests && ../$(BIN)/python kill_stream.py 500
 
 # The embedded backbone and the demo's sketches, made again from the public drawings (half an hour on two cores).
 pretrain: .venv/installed $(DRAWINGS)

@@ -6,8 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -23,6 +23,7 @@ from mqmk.daemon.ray_head import stop_head
 END_SECONDS: Final = 15.0
 """What the daemon gets to end by itself; after that it is killed, which it is made to survive."""
 LOG_LINES: Final = 8
+LEAVE: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PORTS: Final = range(8100, 9100)
 
 
@@ -35,17 +36,14 @@ class DemoDaemon:
 
     def __enter__(self) -> Self:
         self.ledger = Ledger(self.config.ledger_file)  # before the daemon opens it: only one may make its tables
-        self._process = self._started()
+        with _undisturbed():
+            self._process = self._started()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:  # fmt: skip
-        before = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGINT, signal.SIGTERM)]
-        try:
+        with _undisturbed():
             self.end()
-        finally:
-            for number, handler in before:
-                signal.signal(number, handler)
 
     def _started(self) -> subprocess.Popen[bytes]:
         """With nothing of the user's own configuration, and out of reach of the terminal's Ctrl-C."""
@@ -93,6 +91,20 @@ class DemoDaemon:
             self._process.wait()
         stop_head(self.config.ray_folder)
         self.ledger.close()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Signals that ask us to leave wait until the block is done: what it starts is known, what it ends is gone."""
+    came: list[int] = []
+    before = [(number, signal.signal(number, lambda number, _: came.append(number))) for number in LEAVE]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def _environment() -> dict[str, str]:
