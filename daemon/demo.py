@@ -144,10 +144,15 @@ class Demo:
         questions = [question for each in known for question in each.questions]
         served = ask(self.daemon.url, questions, None, self._look)
         single = ask(self.daemon.url, questions, BASELINE, self._look)
-        histories = [[[*each.served.by_task.values()] for each in self.rounds] + [[*served.by_task.values()]],
-                     [[*each.single_query.by_task.values()] for each in self.rounds] + [[*single.by_task.values()]]]  # fmt: skip
-        classes = sum(len(each.classes) for each in known)
-        found = Round(task.name, len(known), classes, served, single, *map(forgetting, histories))
+        found = Round(
+            after=task.name,
+            tasks=len(known),
+            classes=sum(len(each.classes) for each in known),
+            served=served,
+            single_query=single,
+            forgetting=_lost([each.served for each in self.rounds], served),
+            single_query_forgetting=_lost([each.single_query for each in self.rounds], single),
+        )
         self.rounds.append(found)
         self.view.round(found)
 
@@ -178,6 +183,10 @@ class Demo:
 def mlflow_command(daemon: DemoDaemon) -> str | None:
     """What to type to see the trainings and versions."""
     return f"mlflow ui --backend-store-uri {daemon.config.tracking_uri}" if daemon.config.mlflow.enabled else None
+
+
+def _lost(before: Sequence[Answers], now: Answers) -> float:
+    return forgetting([[*each.by_task.values()] for each in (*before, now)])
 
 
 def _round(found: Round) -> dict[str, Any]:

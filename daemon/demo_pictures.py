@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -102,7 +103,7 @@ def _task_count(source: Path, classes: int, wanted: int | None) -> int:
 
 def _split(labels: Sequence[str], parts: int) -> list[tuple[str, ...]]:
     ends = [len(labels) * number // parts for number in range(parts + 1)]
-    return [tuple(labels[begin:end]) for begin, end in zip(ends, ends[1:], strict=False)]
+    return [tuple(labels[begin:end]) for begin, end in pairwise(ends)]
 
 
 def _own_task(name: str, labels: tuple[str, ...], by_label: Mapping[str, Sequence[Picture]], each: int) -> DemoTask:
