@@ -12,106 +12,15 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields
-from enum import StrEnum
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from mqmk.daemon.errors import LedgerError
+from mqmk.daemon.ledger_rows import IN_POOL, Command, Event, Health, State, TaskRow, VersionRow
 from mqmk.daemon.ledger_schema import migrate
 
-
-class State(StrEnum):
-    """Where a task is."""
-
-    DISCOVERED = "DISCOVERED"  # complete in the bucket, not read yet
-    VALIDATED = "VALIDATED"  # every sample read once: fit to be learned
-    TRAINING = "TRAINING"  # a worker learns it
-    TRAINED = "TRAINED"  # its prompt is on disk, in no pool yet
-    PUBLISHED = "PUBLISHED"  # in the pool version that CURRENT names
-    SERVING = "SERVING"  # every live replica answers with it
-    QUARANTINED = "QUARANTINED"  # will not be learned, for the reason given
-    CONFLICT = "CONFLICT"  # another task of this name has other content
-    HELD = "HELD"  # learned but not served: the gate or an operator said no
-    FORGOTTEN = "FORGOTTEN"  # removed on request
-
-
-IN_POOL: Final = (State.PUBLISHED, State.SERVING)
-
-
-@dataclass(frozen=True)
-class TaskRow:
-    """One task."""
-
-    id: int
-    name: str
-    folder: str
-    state: State
-    identity: str | None
-    reason: str | None
-    code: str | None
-    manifest: bytes | None
-    report: Mapping[str, Any] | None
-    approved: bool
-    attempts: int
-    not_before: float
-    split: int
-    version: int | None
-    metrics: Mapping[str, Any]
-    tidied: bool
-    recorded: bool
-    discovered_at: float
-    updated_at: float
-
-
-@dataclass(frozen=True)
-class VersionRow:
-    """One pool version; PLANNED until its files are in the store and CURRENT names it."""
-
-    version: int
-    digest: str
-    parent: int | None
-    kind: Literal["learn", "forget"]
-    task: int | None
-    step: Literal["PLANNED", "PUBLISHED"]
-    evaluation: Mapping[str, Any]
-    recorded: bool
-    created_at: float
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that happened."""
-
-    number: int
-    at: float
-    task: int | None
-    event: str
-    state: str | None
-    detail: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Command:
-    """Something that an operator asked for."""
-
-    id: int
-    at: float
-    kind: str
-    subject: str
-    state: Literal["PENDING", "DONE", "REFUSED"]
-    answer: str | None
-
-
-@dataclass(frozen=True)
-class Health:
-    """Whether something the daemon depends on works, and since when."""
-
-    part: str
-    up: bool
-    says: str
-    since: float
-
+__all__ = ["IN_POOL", "Command", "Event", "Health", "Ledger", "State", "TaskRow", "VersionRow"]
 
 _JSON = frozenset({"report", "metrics", "evaluation", "detail"})
 _BOOL = frozenset({"approved", "tidied", "recorded", "up"})
@@ -429,7 +338,8 @@ def _see(db: sqlite3.Connection, folder: str, fingerprint: str, task: int) -> No
 
 def _task(row: Mapping[str, Any]) -> TaskRow:
     known = {field.name for field in fields(TaskRow)}
-    return TaskRow(**{key: State(value) if key == "state" else value for key, value in row.items() if key in known})
+    values: dict[str, Any] = {key: value for key, value in row.items() if key in known}
+    return TaskRow(**{**values, "state": State(values["state"])})
 
 
 def _version(row: Mapping[str, Any]) -> VersionRow:

@@ -155,7 +155,8 @@ def trainers_that_fit(config: Config) -> int:
     """How many trainers the cluster has room for beside the replicas."""
     if config.ray.trainers is not None:
         return config.ray.trainers
-    have, wanted, replicas = ray.cluster_resources(), config.ray, config.serve.replicas if config.serve.enabled else 0
+    have: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    wanted, replicas = config.ray, config.serve.replicas if config.serve.enabled else 0
     rooms = []
     if wanted.trainer_cpus:
         rooms.append((have.get("CPU", 1.0) - replicas * config.serve.num_cpus) / wanted.trainer_cpus)
