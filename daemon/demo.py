@@ -1,17 +1,19 @@
 """The demo: a real daemon gets one task after another, and after each the service is asked about all of them.
 
-Every figure comes from answers over HTTP to pictures that were never in the bucket. Beside the served matcher stands
-the single-query baseline: the same pool, asked to find the task with one query that knows no prompts.
+Every figure comes from answers over HTTP to pictures that were never in the bucket. Beside the matcher that the service
+chose stand exact matching (`mqmk`: a query for every task, a key for every class) and the single-query baseline (`sqsk`:
+one query that knows no prompts, one key for a task), on the same pool and the same pictures.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from mqmk.daemon.demo_daemon import DemoDaemon
-from mqmk.daemon.demo_pictures import DemoTask
+from mqmk.daemon.demo_pictures import DemoTask, Question
 from mqmk.daemon.demo_questions import Answers, ask, is_up
 from mqmk.daemon.errors import DaemonError
 from mqmk.daemon.ledger import State
@@ -22,6 +24,7 @@ SCHEMA: Final = 1
 LOOK_SECONDS: Final = 0.25
 SWAP_SECONDS: Final = 180.0
 """How long a published version may wait for the replicas; the first one also waits for them to start."""
+EXACT: Final = "mqmk"
 BASELINE: Final = "sqsk"
 ASIDE: Final = (State.QUARANTINED, State.CONFLICT, State.HELD, State.FORGOTTEN)
 STEPS: Final = {
@@ -44,10 +47,8 @@ class Round:
     tasks: int
     classes: int
     served: Answers
+    exact: Answers
     single_query: Answers
-    forgetting: float
-    """What tasks lost since they were learned, on average."""
-    single_query_forgetting: float
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,17 @@ class TaskStory:
     seconds: Mapping[str, float]
 
 
+SERVED: Final[Callable[[Round], Answers]] = attrgetter("served")
+
+
 class View(Protocol):
     """Who shows what happens."""
 
     def look(self, status: Mapping[str, Any]) -> None:
         """A status document, several times a second."""
 
-    def round(self, found: Round) -> None:
-        """Figures after one more task."""
+    def round(self, found: Round, forgotten: float) -> None:
+        """Figures after one more task, and what the served matcher's answers lost on the way."""
 
     def say(self, line: str) -> None:
         """Something that happens once."""
@@ -142,19 +146,20 @@ class Demo:
 
     def _ask(self, task: DemoTask, known: Sequence[DemoTask]) -> None:
         questions = [question for each in known for question in each.questions]
-        served = ask(self.daemon.url, questions, None, self._look)
-        single = ask(self.daemon.url, questions, BASELINE, self._look)
+        served = self._answers(questions, None)
         found = Round(
             after=task.name,
             tasks=len(known),
             classes=sum(len(each.classes) for each in known),
             served=served,
-            single_query=single,
-            forgetting=_lost([each.served for each in self.rounds], served),
-            single_query_forgetting=_lost([each.single_query for each in self.rounds], single),
+            exact=served if served.matcher == EXACT else self._answers(questions, EXACT),
+            single_query=self._answers(questions, BASELINE),
         )
         self.rounds.append(found)
-        self.view.round(found)
+        self.view.round(found, lost(self.rounds, SERVED))
+
+    def _answers(self, questions: Sequence[Question], matcher: str | None) -> Answers:
+        return ask(self.daemon.url, questions, matcher, self._look)
 
     def _look(self) -> None:
         status = self.daemon.status()
@@ -176,7 +181,7 @@ class Demo:
             "mlflow": mlflow_command(self.daemon),
             "seconds": self.moments | {"total": round(time.monotonic() - self.begun, 1)},
             "tasks": [asdict(story) for story in self.stories],
-            "rounds": [_round(each) for each in self.rounds],
+            "rounds": [_figures(self.rounds[:end]) for end in range(1, len(self.rounds) + 1)],
         }
 
 
@@ -185,19 +190,16 @@ def mlflow_command(daemon: DemoDaemon) -> str | None:
     return f"mlflow ui --backend-store-uri {daemon.config.tracking_uri}" if daemon.config.mlflow.enabled else None
 
 
-def _lost(before: Sequence[Answers], now: Answers) -> float:
-    return forgetting([[*each.by_task.values()] for each in (*before, now)])
+def lost(rounds: Sequence[Round], kind: Callable[[Round], Answers]) -> float:
+    """Forgetting: what tasks lost since they were learned, on average."""
+    return forgetting([[*kind(each).by_task.values()] for each in rounds])
 
 
-def _round(found: Round) -> dict[str, Any]:
-    return {
-        "after": found.after,
-        "tasks": found.tasks,
-        "classes": found.classes,
-        "served": _answers(found.served, found.forgetting),
-        "single_query": _answers(found.single_query, found.single_query_forgetting),
+def _figures(rounds: Sequence[Round]) -> dict[str, Any]:
+    last = rounds[-1]
+    kinds = {"served": SERVED, "exact": attrgetter("exact"), "single_query": attrgetter("single_query")}
+    figures = {
+        name: asdict(kind(last)) | {"accuracy": kind(last).accuracy, "forgetting": lost(rounds, kind)}
+        for name, kind in kinds.items()
     }
-
-
-def _answers(found: Answers, forgotten: float) -> dict[str, Any]:
-    return asdict(found) | {"accuracy": found.accuracy, "forgetting": forgotten}
+    return {"after": last.after, "tasks": last.tasks, "classes": last.classes} | figures

@@ -112,14 +112,16 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
 
 
-def free_port(*taken: int) -> int:
-    """A port that nobody listens at; away from those that the kernel and Ray give to others in the meantime."""
-    for port in random.sample(PORTS, len(PORTS)):
+def free_port(wanted: int | None = None, *taken: int) -> int:
+    """The wanted port, or one away from those that the kernel and Ray give to others; nobody listens at it."""
+    candidates = [wanted] if wanted else random.sample(PORTS, len(PORTS))
+    for port in candidates:
         with closing(socket.socket()) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if port not in taken and probe.connect_ex(("127.0.0.1", port)) != 0:
                 return port
-    raise DaemonError(f"no free port between {PORTS.start} and {PORTS.stop}: choose one with --port")
+    if wanted:
+        raise DaemonError(f"port {wanted} is taken already; choose another one, or leave it out and get a free one")
+    raise DaemonError(f"no free port between {PORTS.start} and {PORTS.stop}: choose with --port and --metrics-port")
 
 
 def new_state_folder(parent: Path, name: str) -> Path:

@@ -4,27 +4,32 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from mqmk.daemon.demo import Demo, Round, mlflow_command
+from mqmk.daemon.demo import BASELINE, EXACT, SERVED, Demo, Round, lost, mlflow_command
 from mqmk.daemon.demo_pictures import DemoTask
 from mqmk.daemon.ledger import State
 
 WORDS: Final[Mapping[str, str]] = {
-    State.DISCOVERED: "discovered, being checked",
-    State.VALIDATED: "checked, waits for a trainer",
+    State.DISCOVERED: "being checked",
+    State.VALIDATED: "waits",
     State.TRAINING: "learning",
-    State.TRAINED: "learned, being judged",
-    State.PUBLISHED: "published, being swapped in",
+    State.TRAINED: "being judged",
+    State.PUBLISHED: "swapping in",
     State.SERVING: "served",
 }
 COLOURS: Final[Mapping[str, str]] = {
     State.SERVING: "green", State.PUBLISHED: "cyan", State.TRAINED: "cyan", State.TRAINING: "magenta",
     State.QUARANTINED: "red", State.CONFLICT: "red", State.HELD: "yellow",
 }  # fmt: skip
+CAPTION: Final = (
+    "Answers over HTTP about pictures that were never learned, of all tasks so far, mixed. Right: how often the right "
+    f"task was matched; by the matcher that serves, exactly ({EXACT}), and with a single query ({BASELINE})."
+)
 
 
 class LineView:
@@ -44,14 +49,13 @@ class LineView:
                 self._shown[row["name"]] = now
                 self.say(f"{row['name']}: {now}")
 
-    def round(self, found: Round) -> None:
+    def round(self, found: Round, forgotten: float) -> None:
         """The figures in a sentence."""
         served, single = found.served, found.single_query
         self.say(
-            f"after {found.after}, {found.classes} classes, {served.asked} pictures asked: "
-            f"accuracy {served.accuracy:.1%}, matching rate {served.matching_rate:.1%}, "
-            f"forgetting {found.forgetting:.1%} ({served.matcher}); single query: "
-            f"accuracy {single.accuracy:.1%}, matching rate {single.matching_rate:.1%}"
+            f"after {found.after}, {found.classes} classes, {served.asked} pictures asked: accuracy "
+            f"{served.accuracy:.1%}, forgetting {forgotten:.1%}, matching rate {served.matching_rate:.1%} "
+            f"({served.matcher}; {EXACT} {found.exact.matching_rate:.1%}, {BASELINE} {single.matching_rate:.1%})"
         )
 
     def say(self, line: str) -> None:
@@ -67,7 +71,7 @@ class LiveView:
         self._live, self._tasks = live, tasks
         self._begun = time.monotonic()
         self._status: Mapping[str, Any] = {"tasks": [], "progress": []}
-        self._rounds: dict[str, Round] = {}
+        self._figures: dict[str, list[str]] = {}
         self._said = "Ray and the service are starting"
 
     def look(self, status: Mapping[str, Any]) -> None:
@@ -75,9 +79,9 @@ class LiveView:
         self._status = status
         self._draw()
 
-    def round(self, found: Round) -> None:
+    def round(self, found: Round, forgotten: float) -> None:
         """The row of a task gets its figures."""
-        self._rounds[found.after] = found
+        self._figures[found.after] = _cells(found, forgotten)
         self._draw()
 
     def say(self, line: str) -> None:
@@ -90,35 +94,32 @@ class LiveView:
         self._live.update(Group(head, self._table()))
 
     def _table(self) -> Table:
-        table = empty_table()
+        table = _empty_table()
         rows, epochs = {row["name"]: row for row in self._status["tasks"]}, _epochs(self._status)
         for task in self._tasks:
             row = rows.get(task.name)
-            state = row["state"] if row else ""
-            happens = Text(_happens(row, epochs) if row else "", style=COLOURS.get(state, ""))
-            version = str(row["version"] or "") if row else ""
-            table.add_row(Text(task.name), happens, version, *figures(self._rounds.get(task.name)))
+            happens = Text(_happens(row, epochs), style=COLOURS.get(row["state"], "")) if row else Text("")
+            table.add_row(Text(task.name), happens, *self._figures.get(task.name, [""] * 6))
         return table
 
 
-def empty_table() -> Table:
-    """The columns."""
-    table = Table(caption="accuracy and matching rate: answers over HTTP, so far learned tasks mixed")
+def _empty_table() -> Table:
+    """Narrow enough for 80 letters a line."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, caption=CAPTION, caption_justify="left")
     table.add_column("task", no_wrap=True)
-    table.add_column("what happens", no_wrap=True, min_width=20)
-    table.add_column("v", justify="right")
-    for name in ("accuracy", "matched", "forgot", "1 query\naccuracy", "1 query\nmatched"):
+    table.add_column("what happens", min_width=13)
+    for name in ("accuracy", "forgot"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("matched by", no_wrap=True)
+    for name in ("rate", EXACT, BASELINE):
         table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
-def figures(found: Round | None) -> list[str]:
-    """The cells of one round."""
-    if found is None:
-        return [""] * 5
-    served, single = found.served, found.single_query
-    values = (served.accuracy, served.matching_rate, found.forgetting, single.accuracy, single.matching_rate)
-    return [f"{value:.1%}" for value in values]
+def _cells(found: Round, forgotten: float) -> list[str]:
+    """The figures of one round."""
+    rates = [each.matching_rate for each in (found.served, found.exact, found.single_query)]
+    return [f"{found.served.accuracy:.1%}", f"{forgotten:.1%}", found.served.matcher, *(f"{one:.1%}" for one in rates)]
 
 
 def _epochs(status: Mapping[str, Any]) -> dict[str, str]:
@@ -128,7 +129,9 @@ def _epochs(status: Mapping[str, Any]) -> dict[str, str]:
 def _happens(row: Mapping[str, Any], epochs: Mapping[str, str]) -> str:
     state = row["state"]
     if state == State.TRAINING and row["name"] in epochs:
-        return f"learning, {epochs[row['name']]}"
+        return epochs[row["name"]]
+    if state == State.SERVING:
+        return f"version {row['version']} serves"
     return WORDS.get(state) or f"{state}: {row['reason']}"
 
 
@@ -139,16 +142,16 @@ def _clock(seconds: float) -> str:
 def summary(demo: Demo) -> list[str]:
     """How it went, in a few sentences."""
     last, seconds = demo.rounds[-1], demo.moments
-    served, single = last.served, last.single_query
+    served, exact, single = last.served, last.exact, last.single_query
     took = seconds.get("all_served", seconds["first_served"])
     return [
-        f"{last.tasks} tasks, {last.classes} classes, all served after {_clock(took)}; "
-        f"the first one after {_clock(seconds['first_served'])}.",
-        f"Asked about {served.asked} pictures it never saw, the service finds the right task for "
-        f"{served.matching_rate:.1%} ({served.matcher}, {served.queries:.1f} queries a picture) and the right class "
-        f"for {served.accuracy:.1%}; tasks lost {last.forgetting:.1%} since they were learned.",
-        f"A single query without prompts ({single.matcher}) finds the right task for {single.matching_rate:.1%} and "
-        f"the right class for {single.accuracy:.1%}.",
+        f"{last.tasks} tasks with {last.classes} classes are served after {_clock(took)}, the first one after "
+        f"{_clock(seconds['first_served'])}.",
+        f"Of {served.asked} pictures it never saw, the service names the right class for {served.accuracy:.1%}; tasks "
+        f"lost {lost(demo.rounds, SERVED):.1%} since they were learned.",
+        f"The right task was matched for {served.matching_rate:.1%} ({served.matcher}, chosen by measurement), "
+        f"{exact.matching_rate:.1%} with {EXACT} and {single.matching_rate:.1%} with the single-query baseline "
+        f"{BASELINE}, which is right about the class for {single.accuracy:.1%}.",
     ]
 
 

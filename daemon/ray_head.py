@@ -146,11 +146,12 @@ def _start(settings: RayHeadSettings) -> Head:
     storage = settings.folder.resolve() / "gcs"
     if before is not None and before.ray_version != version("ray"):
         shutil.rmtree(storage, ignore_errors=True)  # another version's files may mean something else
+    remembers = storage.exists()
     try:
         return _launch(settings, before, storage)
     except RayError as error:
         _end(settings.folder)
-        if not storage.exists():
+        if not remembers:
             raise
         log.warning("starting Ray without its memory: %s", error, extra=event("ray.memory_lost"))
         shutil.rmtree(storage)

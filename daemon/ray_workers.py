@@ -17,6 +17,9 @@ from mqmk.daemon.errors import WorkerDied
 from mqmk.daemon.jobs import Failed, Finished, Job, Learn, News, Progressed, Reported, Result
 from mqmk.daemon.workshop import Workshop, local_workshop
 
+CREDENTIALS = ("AWS_", "GOOGLE_", "AZURE_", "FSSPEC_")
+"""Variables that a bucket's store reads."""
+
 
 class Worker:
     """The actor: a workshop, and what it reported that nobody has fetched yet."""
@@ -79,17 +82,20 @@ class RayWorkers:
         if self._idle:
             return self._idle.pop()
         wanted = self.config.ray
+        return self._worker(num_cpus=wanted.trainer_cpus, num_gpus=wanted.trainer_gpus)
+
+    def _worker(self, **options: Any) -> Any:
+        """An actor that reads the bucket with the daemon's credentials, whoever started Ray and when."""
+        mine = {name: value for name, value in os.environ.items() if name.startswith(CREDENTIALS)}
         return ray.remote(Worker).options(
-            num_cpus=wanted.trainer_cpus, num_gpus=wanted.trainer_gpus, max_concurrency=2
+            max_concurrency=2, runtime_env={"env_vars": mine}, **options
         ).remote(self.config)  # fmt: skip
 
     def _beside_the_state(self) -> Any:
         """Validates and builds: on this node, where the state directory is, and never waiting for a trainer's CPU."""
         if self._builder is None:
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-            self._builder = ray.remote(Worker).options(
-                num_cpus=0, max_concurrency=2, scheduling_strategy=here
-            ).remote(self.config)  # fmt: skip
+            self._builder = self._worker(num_cpus=0, scheduling_strategy=here)
         return self._builder
 
     def news(self) -> list[News]:

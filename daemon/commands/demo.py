@@ -51,7 +51,7 @@ class Wishes:
               help="State directory; it must be new or empty.  [default: a new one beside the user's own]")  # fmt: skip
 @click.option("--port", type=click.IntRange(1, 65535), help="Of the page and the API.  [default: a free one]")
 @click.option("--metrics-port", type=click.IntRange(1, 65535), help="Of the metrics.  [default: a free one]")
-@click.option("--questions", type=click.IntRange(min=1), default=1000, show_default=True,
+@click.option("--questions", type=click.IntRange(min=1), default=500, show_default=True,
               help="At most this many pictures are asked about after a task.")  # fmt: skip
 @click.option("--exit", "leave", is_flag=True, help="End after the last task instead of serving until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end.")
@@ -76,10 +76,10 @@ def demo(
     """
     from mqmk.daemon.demo_daemon import free_port
 
-    port = port or free_port()
+    port = free_port(port)
     given = {
         "serve.port": port,
-        "metrics.port": metrics_port or free_port(port),
+        "metrics.port": free_port(metrics_port, port),
         "backbone.name": backbone,
         "backbone.weights": weights,
         "backbone.image_size": image_size,

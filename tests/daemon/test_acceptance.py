@@ -12,6 +12,7 @@ import pytest
 from daemon_parts import class_folders, drop
 from outside_checker import problems
 from running_daemon import RunningDaemon, free_port
+from s3 import S3, s3  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -85,3 +86,25 @@ def test_three_tasks_are_learned_served_killed_rolled_back_forgotten_and_stopped
     product.run("stop")
     with pytest.raises(OSError, match="refused"):
         ask(product, "sea", "crab")
+
+
+def test_the_same_on_a_real_s3_server(product: RunningDaemon, s3: S3, tmp_path: Path) -> None:  # noqa: F811
+    url = s3.url()
+    product.settings = {**product.settings, "bucket.url": url, "bucket.after_learning": "tag"}
+    product.environment = s3.environment()
+    store, root = s3.files, url.removeprefix("s3://")
+    for task in ("sea", "birds"):
+        drop(tmp_path / "packed", task, per_class=16)
+    product.start()
+    names = [*(tmp_path / "packed" / "tasks" / "sea").iterdir(), *(tmp_path / "packed" / "tasks" / "birds").iterdir()]
+    for path in sorted(names, key=lambda path: (path.name == "TASK.json", path.name), reverse=False):
+        store.put(str(path), f"{root}/tasks/{path.parent.name}/{path.name}")
+    served = {"sea": "SERVING", "birds": "SERVING"}
+    product.wait_for(lambda: "SERVING" in product.states().values(), 150, "the first task is served")
+    product.kill()
+    product.start()
+    product.wait_for(lambda: product.states() == served, 150, "both tasks are served")
+    assert ask(product, "birds", "owl")["pool_version"] == 2
+    store.invalidate_cache()
+    product.wait_for(lambda: store.exists(f"{root}/tasks/sea/_LEARNED"), 20, "the shards are tagged")
+    assert product.terminate() == 0

@@ -144,10 +144,9 @@ def test_a_look_costs_less_than_ten_milliseconds(head):
 def test_a_silent_gcs_is_seen_and_given_some_time(head):
     os.kill(head.gcs.pid, signal.SIGSTOP)
     try:
-        health = check(head, timeout=0.3)
+        wait_for(lambda: check(head, timeout=0.3) == HeadHealth(silent=(Part.GCS,)), seconds=5)
     finally:
         os.kill(head.gcs.pid, signal.SIGCONT)
-    assert health == HeadHealth(silent=(Part.GCS,))
     wait_for(lambda: check(head).is_well)
 
 
@@ -320,7 +319,7 @@ def test_a_broken_record_counts_as_none(tmp_path, text):
 def test_a_start_that_fails_says_what_ray_said(tmp_path):
     with pytest.raises(RayError, match="ended at once") as failure:
         ensure_head(RayHeadSettings(tmp_path / "ray", num_cpus=-1))
-    assert "num" in str(failure.value)
+    assert "nonnegative" in str(failure.value)
     assert head_processes(tmp_path / "ray") == []
 
 

@@ -190,8 +190,10 @@ def test_a_browser_shows_it_without_errors_and_without_scrolling_sideways(tmp_pa
         page.goto(path.as_uri())
         page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
         across = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+        shown = [page.locator(f"section#{name} h2").is_visible() for name in SECTIONS]
         pictures = page.evaluate("[...document.images].every(image => image.naturalWidth > 0)")
         browser.close()
     assert troubles == []
     assert across[0] <= across[1]
+    assert all(shown)
     assert pictures
