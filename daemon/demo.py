@@ -1,13 +1,14 @@
 """The demo: a real daemon gets one task after another, and after each the service is asked about all of them.
 
 Every figure comes from answers over HTTP to pictures that were never in the bucket. Beside the matcher that the service
-chose stand exact matching (`mqmk`: a query for every task, a key for every class) and the single-query baseline (`sqsk`:
-one query that knows no prompts, one key for a task), on the same pool and the same pictures.
+chose stand exact matching (`mqmk`: a query for every task, a key for every class) and the single-query baseline
+(`sqsk`: one query that knows no prompts, one key for a task), on the same pool and the same pictures.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -36,7 +37,7 @@ STEPS: Final = {
     "published": "task.published",
     "swapped in": "task.serving",
 }
-"""What happens to a task, and the event that ends each step."""
+"""What happens to a task, from its packing on, and the event that ends each step."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class TaskStory:
     seconds: Mapping[str, float]
 
 
-SERVED: Final[Callable[[Round], Answers]] = attrgetter("served")
+Kind = Callable[[Round], Answers]
+SERVED: Final[Kind] = attrgetter("served")
 
 
 class View(Protocol):
@@ -91,6 +93,7 @@ class Demo:
     rounds: list[Round] = field(default_factory=list)
     stories: list[TaskStory] = field(default_factory=list)
     moments: dict[str, float] = field(default_factory=dict)
+    dropped: dict[str, float] = field(default_factory=dict)
 
     def play(self) -> None:
         """Every task: drop it, wait until it is served; then drop the next one and ask about all so far."""
@@ -109,6 +112,7 @@ class Demo:
 
     def _drop(self, task: DemoTask) -> None:
         bucket = Path(self.daemon.config.bucket_url)
+        self.dropped[task.name] = time.time()
         pack(task.write(self.scratch / task.name), bucket / "tasks", task.name)
 
     def _served(self, task: DemoTask) -> bool:
@@ -137,9 +141,9 @@ class Demo:
     def _tell(self, task: DemoTask) -> None:
         row = self.daemon.ledger.named(task.name)[0]
         at = {event.event: event.at for event in self.daemon.ledger.events(row)}
-        ends = [at[event] for event in STEPS.values() if event in at]
         names = [name for name, event in STEPS.items() if event in at]
-        seconds = {name: end - begin for name, begin, end in zip(names[1:], ends, ends[1:], strict=False)}
+        moments = [self.dropped[task.name], *(at[STEPS[name]] for name in names)]
+        seconds = {name: round(end - begin, 2) for name, (begin, end) in zip(names, pairwise(moments), strict=True)}
         self.stories.append(TaskStory(task.name, task.classes, row.state.value, row.reason, row.version, seconds))
         if row.state is not State.SERVING:
             self.view.say(f"{task.name} is {row.state}: {row.reason}")
@@ -190,14 +194,14 @@ def mlflow_command(daemon: DemoDaemon) -> str | None:
     return f"mlflow ui --backend-store-uri {daemon.config.tracking_uri}" if daemon.config.mlflow.enabled else None
 
 
-def lost(rounds: Sequence[Round], kind: Callable[[Round], Answers]) -> float:
+def lost(rounds: Sequence[Round], kind: Kind) -> float:
     """Forgetting: what tasks lost since they were learned, on average."""
     return forgetting([[*kind(each).by_task.values()] for each in rounds])
 
 
 def _figures(rounds: Sequence[Round]) -> dict[str, Any]:
     last = rounds[-1]
-    kinds = {"served": SERVED, "exact": attrgetter("exact"), "single_query": attrgetter("single_query")}
+    kinds: dict[str, Kind] = {name: attrgetter(name) for name in ("served", "exact", "single_query")}
     figures = {
         name: asdict(kind(last)) | {"accuracy": kind(last).accuracy, "forgetting": lost(rounds, kind)}
         for name, kind in kinds.items()

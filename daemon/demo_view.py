@@ -98,19 +98,21 @@ class LiveView:
         rows, epochs = {row["name"]: row for row in self._status["tasks"]}, _epochs(self._status)
         for task in self._tasks:
             row = rows.get(task.name)
-            happens = Text(_happens(row, epochs), style=COLOURS.get(row["state"], "")) if row else Text("")
+            happens = (
+                Text(_happens(row, epochs).partition(":")[0], style=COLOURS.get(row["state"], "")) if row else Text("")
+            )
             table.add_row(Text(task.name), happens, *self._figures.get(task.name, [""] * 6))
         return table
 
 
 def _empty_table() -> Table:
     """Narrow enough for 80 letters a line."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, caption=CAPTION, caption_justify="left")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption=CAPTION, caption_justify="left")
     table.add_column("task", no_wrap=True)
     table.add_column("what happens", min_width=13)
     for name in ("accuracy", "forgot"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("matched by", no_wrap=True)
+    table.add_column("matcher", no_wrap=True)
     for name in ("rate", EXACT, BASELINE):
         table.add_column(name, justify="right", no_wrap=True)
     return table
@@ -131,7 +133,7 @@ def _happens(row: Mapping[str, Any], epochs: Mapping[str, str]) -> str:
     if state == State.TRAINING and row["name"] in epochs:
         return epochs[row["name"]]
     if state == State.SERVING:
-        return f"version {row['version']} serves"
+        return f"serves as v{row['version']}"
     return WORDS.get(state) or f"{state}: {row['reason']}"
 
 
@@ -152,6 +154,7 @@ def summary(demo: Demo) -> list[str]:
         f"The right task was matched for {served.matching_rate:.1%} ({served.matcher}, chosen by measurement), "
         f"{exact.matching_rate:.1%} with {EXACT} and {single.matching_rate:.1%} with the single-query baseline "
         f"{BASELINE}, which is right about the class for {single.accuracy:.1%}.",
+        *(f"{one.name} is not served, but {one.state}: {one.reason}" for one in demo.stories if one.state != "SERVING"),
     ]
 
 

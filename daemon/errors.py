@@ -4,8 +4,9 @@ MqmkError                    every error of this project that a user can act on 
 └── DaemonError              something around the daemon
     ├── ConfigError          a setting is unknown or wrong
     ├── LedgerError          the ledger cannot be opened or does not hold what was asked for
-    ├── BucketError          the bucket cannot be read or changed; `passing` if trying again may help
-    ├── RegistryError        MLflow refused or was not reached; `passing` if trying again may help
+    ├── PassingError         something outside did not work; `passing` if trying again may help
+    │   ├── BucketError      the bucket cannot be read or changed
+    │   └── RegistryError    MLflow refused or was not reached
     ├── RayError             Ray could not be started, reached or stopped
     └── WorkerDied           a worker ended before its job did
 """
@@ -25,8 +26,8 @@ class LedgerError(DaemonError):
     """The ledger cannot be opened or does not hold what was asked for."""
 
 
-class BucketError(DaemonError):
-    """The bucket cannot be read or changed."""
+class PassingError(DaemonError):
+    """Something outside did not work; `passing` if trying again may help."""
 
     def __init__(self, message: str, passing: bool = False) -> None:
         super().__init__(message, passing)  # both, so that a copy from a worker is whole
@@ -36,12 +37,12 @@ class BucketError(DaemonError):
         return str(self.args[0])
 
 
-class RegistryError(DaemonError):
-    """MLflow refused or was not reached."""
+class BucketError(PassingError):
+    """The bucket cannot be read or changed."""
 
-    def __init__(self, message: str, *, passing: bool) -> None:
-        super().__init__(message)
-        self.passing = passing
+
+class RegistryError(PassingError):
+    """MLflow refused or was not reached."""
 
 
 class RayError(DaemonError):

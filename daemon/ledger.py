@@ -99,7 +99,8 @@ class Ledger:
     def add_task(self, name: str, folder: str, fingerprint: str, state: State, **values: Any) -> TaskRow:
         """A task that was not known; together with the sighting of its folder."""
         now = self._clock()
-        values = {"name": name, "folder": folder, "state": state, "discovered_at": now, "updated_at": now} | values
+        found = {"name": name, "folder": folder, "fingerprint": fingerprint, "state": state}
+        values = found | {"discovered_at": now, "updated_at": now} | values
         with self._transaction() as db:
             number = _insert(db, "tasks", values)
             _see(db, folder, fingerprint, number)
@@ -111,11 +112,6 @@ class Ledger:
         with self._transaction() as db:
             _see(db, folder, fingerprint, task.id)
             self._append(db, task.id, event, task.state, {"folder": folder})
-
-    def fingerprint(self, task: TaskRow) -> str | None:
-        """How the task's folder looked when it was seen."""
-        found = self._rows("SELECT fingerprint FROM sightings WHERE folder = ?", task.folder)
-        return found[0]["fingerprint"] if found else None
 
     def untidied(self) -> list[TaskRow]:
         """Tasks in the pool whose shards are still as they came."""

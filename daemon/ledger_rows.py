@@ -31,6 +31,7 @@ class TaskRow:
     id: int
     name: str
     folder: str
+    fingerprint: str
     state: State
     identity: str | None
     reason: str | None

@@ -11,6 +11,7 @@ MIGRATIONS: Final = (
         id INTEGER PRIMARY KEY,
         name TEXT NOT NULL,
         folder TEXT NOT NULL,             -- under tasks/ in the bucket
+        fingerprint TEXT NOT NULL,        -- how that folder looked when this task was found in it
         state TEXT NOT NULL,
         identity TEXT UNIQUE,             -- of the content; NULL until it is known
         reason TEXT,                      -- why it is where it is, for people

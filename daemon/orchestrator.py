@@ -146,6 +146,7 @@ class Orchestrator:
         if known is None or known.state not in (State.QUARANTINED, State.CONFLICT):
             return self.ledger.add_task(name, sighting.folder, sighting.fingerprint, state, **values)
         self.ledger.see(sighting.folder, sighting.fingerprint, known, "task.replaced")
+        values["fingerprint"] = sighting.fingerprint
         return self.ledger.move(known, state, "task.discovered", name=name, report=None, **values)
 
     def _quarantined_at_once(self, sighting: Sighting, error: TaskRejected) -> None:
@@ -344,10 +345,12 @@ class Orchestrator:
         for task in self.ledger.untidied() if how != "keep" else []:
             crash_points.reached("tidy.before")
             try:
-                self.bucket.finish(task.folder, self.ledger.fingerprint(task) or "", how)
+                self.bucket.finish(task.folder, task.fingerprint, how)
             except BucketError as error:
-                self._unhealthy("bucket", str(error))
-                return
+                if error.passing:
+                    self._unhealthy("bucket", str(error))
+                    return
+                self.ledger.note("task.not-tidied", task, {"reason": str(error)})  # such as: changed since
             crash_points.reached("tidy.done")
             self.ledger.mark(task, tidied=True)
             self.ledger.note("task.tidied", task, {"how": how})

@@ -5,6 +5,7 @@ thread of an actor does the job, another answers how far it is.
 """
 
 import os
+import tempfile
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,20 +26,34 @@ class Worker:
     """The actor: a workshop, and what it reported that nobody has fetched yet."""
 
     def __init__(self, config: Config) -> None:
+        self._config = config
         self._workshop: Workshop = local_workshop(config)
+        self._inbox: Any = None
         self._reported: list[Progressed] = []
         self._lock = threading.Lock()
 
     def do(self, job: Job) -> tuple[Result | Exception, list[Progressed]]:
         """Do a job; an error is an answer, too, so that it arrives as what it was."""
         try:
-            result: Result | Exception = self._workshop.do(job, self._report)
+            result: Result | Exception = self._done(job)
         except Exception as error:
             result = error
         return result, self.progress()
 
+    def _done(self, job: Job) -> Result:
+        if not isinstance(job, Learn) or self._config.ray.workers_per_task == 1:
+            return self._workshop.do(job, self._report)
+        from mqmk.daemon.team_training import Inbox, learn_together
+
+        self._inbox = Inbox.remote()  # type: ignore[attr-defined]
+        with tempfile.TemporaryDirectory(prefix="mqmk-team-") as folder:
+            return learn_together(self._config, job, self._inbox, folder)
+
     def progress(self) -> list[Progressed]:
         """Whole epochs since this was last asked."""
+        if self._inbox is not None:
+            found: list[Progressed] = ray.get(self._inbox.progress.remote())
+            return found
         with self._lock:
             found, self._reported = self._reported, []
             return found
@@ -82,6 +97,8 @@ class RayWorkers:
         if self._idle:
             return self._idle.pop()
         wanted = self.config.ray
+        if wanted.workers_per_task > 1:  # it only waits for its team, whose members take the resources
+            return self._worker(num_cpus=0)
         return self._worker(num_cpus=wanted.trainer_cpus, num_gpus=wanted.trainer_gpus)
 
     def _worker(self, **options: Any) -> Any:
@@ -168,7 +185,7 @@ def trainers_that_fit(config: Config) -> int:
         rooms.append((have.get("CPU", 1.0) - replicas * config.serve.num_cpus) / wanted.trainer_cpus)
     if wanted.trainer_gpus:
         rooms.append((have.get("GPU", 0.0) - replicas * config.serve.num_gpus) / wanted.trainer_gpus)
-    return max(1, int(min(rooms, default=1)))
+    return max(1, int(min(rooms, default=1) / wanted.workers_per_task))
 
 
 def _ready(reference: Any) -> bool:

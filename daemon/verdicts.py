@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mqmk.daemon.config import Retry
-from mqmk.daemon.errors import BucketError, RegistryError, WorkerDied
+from mqmk.daemon.errors import BucketError, WorkerDied
 from mqmk.learner.errors import TaskRejected
 from mqmk.matcher.errors import MqmkError
 
@@ -38,8 +38,8 @@ def judge(error: Exception, attempts: int, split: int, retry: Retry) -> TryAgain
     reason = f"{type(error).__name__}: {error}"
     if isinstance(error, TaskRejected):
         return GiveUp(error.code, str(error))
-    if isinstance(error, BucketError | RegistryError) and error.passing:
-        return TryAgain(pause, str(error), part="bucket" if isinstance(error, BucketError) else "mlflow")
+    if isinstance(error, BucketError):  # also what an operator must mend, such as a key that expired: the task is good
+        return TryAgain(pause, str(error), part="bucket")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return TryAgain(pause, f"{error.strerror}: {error.filename or 'the state directory'}", part="disk")
     if attempts + 1 >= retry.attempts:

@@ -20,6 +20,7 @@ from mqmk.learner.manifest import Manifest, derive_manifest, parse_manifest
 from mqmk.learner.shard_task import shard_task
 from mqmk.learner.shards import survey_shard
 from mqmk.learner.tasks import Task
+from mqmk.learner.team import ALONE, Team
 from mqmk.learner.train import Progress, empty_pool, train_task
 from mqmk.learner.validation import TaskReport, validate_task
 from mqmk.matcher.backbone import HUB, load_backbone
@@ -51,7 +52,7 @@ class Workshop:
             case Validate():
                 return self._validate(job)
             case Learn():
-                return self._learn(job, report)
+                return self.learn(job, report)
             case Build():
                 return self._build(job)
 
@@ -76,7 +77,8 @@ class Workshop:
         shards = self._bucket.shards(job.folder)
         return derive_manifest(job.name, (survey_shard(shard.name, opener, self._config.limits) for shard in shards))
 
-    def _learn(self, job: Learn, report: Report) -> Learned:
+    def learn(self, job: Learn, report: Report, team: Team = ALONE) -> Learned:
+        """Train a task's prompt, alone or as a member of a team."""
         manifest = parse_manifest(job.manifest)
         known = TaskReport(job.report["samples"], job.report["held_out"], tuple(job.report["warnings"]))
         task = shard_task(manifest, partial(self._bucket.open, job.folder), known, self.vit.info,
@@ -91,7 +93,7 @@ class Workshop:
             def progress(now: Progress) -> None:
                 report(Progressed(asdict(now), file.read_bytes()))
 
-            trained = train_task(task, self.vit, base, settings, checkpoint_file=file, report=progress)
+            trained = train_task(task, self.vit, base, settings, checkpoint_file=file, report=progress, team=team)
         alone = trained.added_to(replace(base, tasks=()))
         return Learned(encode(alone, 0, None)[1], save(self._kept(task)))
 

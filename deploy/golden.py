@@ -4,7 +4,7 @@ With the g-prompt frozen, a task that was not trained again must have the same b
 scores for a few fixed inputs. Tasks that went (forget, roll back) or came are no change of the others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
@@ -41,8 +41,8 @@ def inputs(vit: FrozenViT) -> Float[Tensor, "inputs 3 height width"]:
 
 
 @torch.inference_mode()
-def record(vit: FrozenViT, pool: PromptPool) -> Golden:
-    """Compute the fixed inputs' queries and scores, one small pass at a time, for some tasks of the pool."""
+def record(vit: FrozenViT, pool: PromptPool, breathe: Callable[[], None] = lambda: None) -> Golden:
+    """Compute the fixed inputs' queries and scores for some tasks of the pool, calling `breathe` between passes."""
     chosen = sorted(range(len(pool.tasks)), key=lambda task: sha256(pool.tasks[task].name.encode()).digest())
     if not chosen:
         return Golden({}, {})
@@ -50,6 +50,7 @@ def record(vit: FrozenViT, pool: PromptPool) -> Golden:
     bank = pool.remember(("keys", None), lambda: trained_keys(pool, None))
     queries, scores = {}, {}
     for task in chosen[:REPLAYED]:  # the same ones in every version, as far as both have them
+        breathe()
         name = pool.tasks[task].name
         queries[name] = vit.query(stem, pool.g, pool.e(task))
         scores[name] = bank.score(queries[name], task, 1)

@@ -111,5 +111,7 @@ RAY_OWN_METRICS: Final[Mapping[str, str]] = {
     "ray_node_gram_used": "GPU memory in use, megabytes; only where there is a GPU",
     "ray_node_disk_io_read_speed": "bytes read from disk a second",
     "ray_node_disk_io_write_speed": "bytes written to disk a second",
+    "ray_object_store_used_memory": "shared memory in use, bytes",
+    "ray_component_rss_bytes": "resident memory of Ray's processes, by component",
 }
 """What the dashboards read of Ray's own metrics."""

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 
@@ -27,6 +27,7 @@ from mqmk.matcher.prompted_vit import FrozenViT
 
 log = logging.getLogger(__name__)
 
+_LONGEST_REST: Final = 0.05  # seconds, a few of them in a load: a version must be everywhere within two
 Stage = Literal["pointer", "read", "fit", "replay", "warm-up"]
 """Where a new pool was refused: CURRENT itself; its files (hash, backbone, shapes, finite); the width and depth of the
 backbone; the golden replay; the first answer."""
@@ -134,15 +135,17 @@ class PoolHolder:
         return refusal is not None and refusal.pointer == pointer and self._clock() < self._look_again
 
     def _load(self, pointer: Pointer) -> Held:
+        breathe = _Breather() if self.held else lambda: None
         with _stage("read"):
             pool = self._store.read(pointer, self._vit.info).to(self._vit.device)
         with _stage("fit"):
             _check_fit(pool, self._vit)
         with _stage("replay"):
-            recorded = golden.record(self._vit, pool)
+            recorded = golden.record(self._vit, pool, breathe)
             if self.held:
                 golden.compare(self.held.pool, self.held.golden, pool, recorded)
         with _stage("warm-up"):
+            breathe()
             return Held(pointer, pool, recorded, self._warm_up(pool))
 
     def _warm_up(self, pool: PromptPool) -> str:
@@ -162,6 +165,17 @@ class PoolHolder:
             log.warning("a pool is not served: %s", refusal, extra={"event": "refused"})
         if self._clock() >= self._look_again:
             self._look_again = self._clock() + self._retry_seconds
+
+
+class _Breather:
+    """Rests after a piece of work for twice as long as it took: a request waits for a piece, not for a whole load."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def __call__(self) -> None:
+        time.sleep(min(_LONGEST_REST, 2 * (time.monotonic() - self._began)))
+        self._began = time.monotonic()
 
 
 class Watcher:

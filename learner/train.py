@@ -23,6 +23,7 @@ from mqmk.learner.patches import some_patches
 from mqmk.learner.settings import TrainSettings
 from mqmk.learner.statistics import ClassMeans, PlainCounting, PlainStatistics
 from mqmk.learner.tasks import Batch, Task
+from mqmk.learner.team import ALONE, Team
 from mqmk.matcher.images import normalise
 from mqmk.matcher.keys import grouped
 from mqmk.matcher.pool import PromptPool, TaskPrompt
@@ -62,6 +63,7 @@ def train_task(
     *,
     checkpoint_file: Path | None = None,
     report: Callable[[Progress], None] = lambda _: None,
+    team: Team = ALONE,
 ) -> Trained:
     """Learn one task. Reads no data of any other task and changes nothing that other tasks compute.
 
@@ -76,17 +78,18 @@ def train_task(
         for share, batch in learning.batches():
             learning.set_rate(share)
             learning.optimiser.zero_grad()
-            for part in batch.split(settings.accumulate):
+            for part in team.mine(batch.split(settings.accumulate * team.size)):
                 images = augment(learning.prepared(part), settings.augmentation, random)
                 loss = learning.loss(images, part.labels.to(vit.device), random)
                 (loss * len(part) / len(batch)).backward()
                 total += loss.item() * len(part)
+            team.add_up(learning.trained)
             torch.nn.utils.clip_grad_norm_(learning.trained, settings.clip)
             learning.optimiser.step()
         learning.end_epoch()
         if checkpoint_file:
             checkpoint.write(checkpoint_file, learning.tensors())
-        report(learning.progress(total / len(task.training), time.monotonic() - begun))
+        report(learning.progress(team.total(total) / len(task.training), time.monotonic() - begun))
     return learning.finish()
 
 

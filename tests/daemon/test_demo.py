@@ -62,6 +62,16 @@ def test_every_task_is_served_by_a_version_of_its_own(run):
         assert {found[kind]["asked"] for kind in KINDS} == {number * 5 * 20}
 
 
+def test_it_says_how_long_each_step_of_a_task_took(run):
+    steps = ["noticed", "checked", "begun", "learned", "judged", "published", "swapped in"]
+    for task in run.document["tasks"]:
+        assert list(task["seconds"]) == steps
+        assert all(seconds >= 0 for seconds in task["seconds"].values())
+        assert task["seconds"]["learned"] > 0
+    seconds = run.document["seconds"]
+    assert 0 < seconds["first_served"] < seconds["all_served"] < seconds["total"] < SECONDS
+
+
 def test_its_figures_are_consistent_and_above_chance(run):
     for found in run.document["rounds"]:
         for answers in (found[kind] for kind in KINDS):
@@ -101,7 +111,7 @@ def test_no_picture_that_is_asked_about_was_in_the_bucket(run):
 def test_lines_say_what_happens_where_there_is_no_terminal(run):
     for words in (
         "birds: being checked",
-        "birds: version 1 serves",
+        "birds: serves as v1",
         "the page is up: http://127.0.0.1:",
         "after fruit, 15 classes",
     ):
@@ -124,6 +134,8 @@ def own_pictures(tmp_path: Path) -> Path:
 @pytest.fixture
 def running(tmp_path: Path, own_pictures: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     options = ["--data", str(own_pictures), "--tasks", "2", "--state", str(tmp_path / "state")]
+    for setting in ("train.epochs=1", "mlflow.enabled=false", "gate.fresh_process=false"):
+        options += ["--set", setting]
     with subprocess.Popen([COMMAND, "demo", *options], stdout=subprocess.PIPE, text=True) as process:
         yield process, tmp_path / "state"
         process.kill()

@@ -64,7 +64,8 @@ DAMAGE = {
     "a task is stuck": lambda folder: _ledger(folder, "UPDATE tasks SET state = 'TRAINING' WHERE id = 1"),
     "a task is served that no pool has": lambda folder: _ledger(
         folder,
-        "INSERT INTO tasks (name, folder, state, discovered_at, updated_at) VALUES ('x', 'x', 'SERVING', 0, 0)",
+        "INSERT INTO tasks (name, folder, fingerprint, state, discovered_at, updated_at) "
+        "VALUES ('x', 'x', '', 'SERVING', 0, 0)",
     ),
     "a version number is skipped": lambda folder: _ledger(folder, "UPDATE versions SET version = 3 WHERE version = 2"),
     "a command is forgotten": lambda folder: _ledger(

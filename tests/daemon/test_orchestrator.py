@@ -212,14 +212,14 @@ def test_a_worker_that_dies_is_tried_again_and_a_task_that_always_fails_is_given
     drop(tmp_path / "bucket", "sea", per_class=6)
     parts = daemon(quick(tmp_path))
     work = parts.orchestrator.workers._workshop
-    learn, failures = work._learn, [WorkerDied("gone"), MemoryError("out of memory")]
+    learn, failures = work.learn, [WorkerDied("gone"), MemoryError("out of memory")]
 
     def sometimes(job: object, report: object) -> object:
         if failures:
             raise failures.pop(0)
         return learn(job, report)
 
-    work._learn = sometimes
+    work.learn = sometimes
     parts.run()
     (sea,) = parts.ledger.named("sea")
     assert sea.state is State.PUBLISHED and sea.split == 2

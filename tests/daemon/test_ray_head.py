@@ -202,27 +202,40 @@ def greet() -> str:
     return ray.get(ray.get_actor("greeter").greet.remote(), timeout=60)
 
 
-def listening(pids: list[int]) -> set[str]:
-    """Local addresses, in the kernel's hexadecimal, that these processes listen on."""
-    sockets = set()
+def listening(pids: list[int]) -> dict[str, str]:
+    """The addresses, in the kernel's hexadecimal, that these processes listen on, and the program of each."""
+    owners = {}
     for pid in pids:
         for descriptor in (PROC / str(pid) / "fd").iterdir():
             try:
-                sockets.add(os.readlink(descriptor))
+                owners[os.readlink(descriptor)] = arguments(pid)[0]
             except FileNotFoundError:
                 continue
     lines = [line.split() for name in ("tcp", "tcp6") for line in (PROC / "net" / name).read_text().splitlines()[1:]]
-    return {line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets}
+    found = [(line[1], f"socket:[{line[9]}]") for line in lines if line[3] == "0A"]
+    return {address: owners[inode] for address, inode in found if inode in owners}
 
 
-def test_everything_listens_on_loopback_only(attached, proxy_port, folder):
+def test_everything_listens_on_loopback_but_a_port_of_each_replica_which_wants_the_token(attached, proxy_port, folder):
     assert answer(proxy_port) == "served"
     assert greet() == "hello"
     found = listening([each.pid for each in head_processes(folder)] + [os.getpid()])
-    assert f"0100007F:{attached.ports.gcs:04X}" in found
-    assert f"0100007F:{proxy_port:04X}" in found
+    ports = {int(address.rpartition(":")[2], 16) for address in found}
+    assert {attached.ports.gcs, attached.ports.raylet, attached.ports.metrics, proxy_port} <= ports
     loopback = ("0100007F:", "0000000000000000FFFF00000100007F:", "00000000000000000000000001000000:")
-    assert [each for each in found if not each.startswith(loopback)] == []
+    open_to_all = {address: owner for address, owner in found.items() if not address.startswith(loopback)}
+    assert {owner.strip() for owner in open_to_all.values()} <= {"ray::ServeReplica:answer:Answer"}  # fixed in Ray
+    for address in open_to_all:
+        assert refuses_strangers(int(address.rpartition(":")[2], 16))
+
+
+def refuses_strangers(port: int) -> bool:
+    import grpc
+
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(grpc.RpcError) as refusal:
+            channel.unary_unary("/ray.serve.ASGIService/HandleRequest")(b"", timeout=10)
+        return refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_the_metrics_of_ray_can_be_scraped(attached):

@@ -109,3 +109,16 @@ def test_a_worker_killed_in_mid_training_is_replaced_and_goes_on_from_its_last_e
     undisturbed.run()
     assert prompts(undisturbed) == prompts(parts)
     undisturbed.close()
+
+
+def test_two_workers_learn_one_task_together_through_ray_train(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    config = replace(config, ray=replace(config.ray, workers_per_task=2))
+    parts = daemon(config, workers=lambda config: RayWorkers(config, trainers=1))
+    drop(tmp_path / "bucket", "sea", per_class=20)
+    run_until(parts, {"sea": "PUBLISHED"}, 200)
+    (sea,) = parts.ledger.tasks()
+    assert sea.metrics["accuracy_given_task"] > 0.4, "twice chance"
+    epochs = [event.detail["epoch"] for event in parts.ledger.events(sea) if event.event == "task.epoch"]
+    assert epochs[-1] == 3
+    parts.close()
