@@ -80,6 +80,11 @@ class RayCluster:
     def __post_init__(self) -> None:
         self.workers = RayWorkers(self.config, 1)
 
+    @property
+    def metrics_target(self) -> str | None:
+        """Ray's metrics agent on this node."""
+        return f"127.0.0.1:{self.head.metrics_port}" if self.head else None
+
     def start(self) -> None:
         """Find or start Ray, attach, and see to it that the service runs."""
         if self.config.ray.address == "local":

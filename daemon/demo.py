@@ -89,7 +89,8 @@ class Demo:
     tasks: Sequence[DemoTask]
     scratch: Path
     view: View
-    begun: float = field(default_factory=time.monotonic)
+    begun: float
+    """When the command was typed; on the monotonic clock."""
     rounds: list[Round] = field(default_factory=list)
     stories: list[TaskStory] = field(default_factory=list)
     moments: dict[str, float] = field(default_factory=dict)

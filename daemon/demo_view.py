@@ -35,9 +35,8 @@ CAPTION: Final = (
 class LineView:
     """A line for each change."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._begun = time.monotonic()
+    def __init__(self, console: Console, begun: float) -> None:
+        self._console, self._begun = console, begun
         self._shown: dict[str, str] = {}
 
     def look(self, status: Mapping[str, Any]) -> None:
@@ -67,9 +66,8 @@ class LineView:
 class LiveView:
     """One table: a row for each task, with what happens to it and what the service knew after it."""
 
-    def __init__(self, live: Live, tasks: Sequence[DemoTask]) -> None:
-        self._live, self._tasks = live, tasks
-        self._begun = time.monotonic()
+    def __init__(self, live: Live, tasks: Sequence[DemoTask], begun: float) -> None:
+        self._live, self._tasks, self._begun = live, tasks, begun
         self._status: Mapping[str, Any] = {"tasks": [], "progress": []}
         self._figures: dict[str, list[str]] = {}
         self._said = "Ray and the service are starting"

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from importlib.metadata import version
 from statistics import fmean
 from typing import Any, Final
@@ -88,19 +89,19 @@ class DaemonCollector(Collector):
     def __init__(self, config: Config, ledger: LedgerReader, files: FilesReader,
                  clock: Callable[[], float] = time.time) -> None:  # fmt: skip
         self._config, self._ledger, self._files, self._clock = config, ledger, files, clock
-        self._began, self._lock = clock(), threading.Lock()
+        self._began, self._scraping, self._counting = clock(), threading.Lock(), threading.Lock()
         self._passes, self._failed, self._last_pass = Spread(PASS), 0, 0.0
 
     def passed(self, seconds: float, *, failed: bool = False) -> None:
-        """The loop came round."""
-        with self._lock:
+        """The loop came round; it never waits for a scrape."""
+        with self._counting:
             self._passes.observe(seconds)
             self._failed += failed
             self._last_pass = self._clock()
 
     def collect(self) -> Iterator[Metric]:
         """All samples; if the ledger cannot be read, that is said and the rest is missing."""
-        with self._lock:
+        with self._scraping:
             samples = Samples()
             self._daemon(samples)
             try:
@@ -122,9 +123,10 @@ class DaemonCollector(Collector):
         samples.set("mqmk_daemon_info", 1, version("mqmk-daemon"), self._config.backbone.name,
                     self._config.serve.matcher)  # fmt: skip
         samples.set("mqmk_daemon_start_timestamp_seconds", self._began)
-        samples.set("mqmk_passes_failed_total", self._failed)
-        samples.set("mqmk_last_pass_timestamp_seconds", self._last_pass)
-        samples.spread("mqmk_pass_seconds", self._passes)
+        with self._counting:
+            samples.set("mqmk_passes_failed_total", self._failed)
+            samples.set("mqmk_last_pass_timestamp_seconds", self._last_pass)
+            samples.spread("mqmk_pass_seconds", deepcopy(self._passes))
         samples.set("mqmk_replicas_configured", self._config.serve.replicas if self._serves else 0)
 
     def _everything(self, samples: Samples, ledger: LedgerLook, files: FilesLook) -> None:
@@ -144,10 +146,10 @@ def _tasks(samples: Samples, ledger: LedgerLook, backlog: tuple[State, ...]) -> 
     for state, count in ledger.states.items():
         samples.set("mqmk_tasks", count, state)
     samples.set("mqmk_backlog_tasks", sum(ledger.states[state] for state in backlog))
-    for state, code in CODES:
-        samples.set("mqmk_tasks_waiting_for_operator", 0, state, code)
-    for place, ((state, code), count) in enumerate(sorted(ledger.waiting.items())):
-        samples.add("mqmk_tasks_waiting_for_operator", count, state, code if place < MOST_CODES else OTHER)
+    for aside, code in CODES:
+        samples.set("mqmk_tasks_waiting_for_operator", 0, aside, code)
+    for place, ((aside, code), count) in enumerate(sorted(ledger.waiting.items())):
+        samples.add("mqmk_tasks_waiting_for_operator", count, aside, code if place < MOST_CODES else OTHER)
     samples.set("mqmk_commands_pending", ledger.pending_commands)
     for kind in ("learn", "forget"):
         samples.set("mqmk_versions_total", ledger.versions.get(kind, 0), kind)

@@ -23,12 +23,21 @@ is shown as zero from the start.
 A match is right when the picture's true class belongs to the matched task. Four figures are called a matching rate, and
 no name stands for two of them:
 
-| kind | what | where it comes from | in PromQL |
-|---|---|---|---|
-| heldout | the true rate | held-out pictures of every task, after each version | `mqmk_heldout_task_matching_ratio` |
-| labelled | the true rate of some traffic | `POST /feedback` | `rate(ray_mqmk_labelled_matches_total{result="matched"}[6h])` over all |
-| estimated | an estimate for all traffic | score and margin, by a calibration fitted on held-out pictures | `rate(ray_mqmk_estimated_matches_total[1h]) / rate(ray_mqmk_estimated_answers_total[1h])` |
-| agreement | the serving matcher against exact matching | a sample of traffic that is matched twice | `rate(ray_mqmk_agreement_answers_total{result="same"}[6h])` over all |
+| kind | what | where it comes from |
+|---|---|---|
+| heldout | the true rate | held-out pictures of every task, after each version |
+| labelled | the true rate of some traffic | `POST /feedback` |
+| estimated | an estimate for all traffic | score and margin, by a calibration fitted on held-out pictures |
+| agreement | the serving matcher against exact matching | a sample of traffic that is matched twice |
+
+```
+heldout    mqmk_heldout_task_matching_ratio
+labelled   sum(rate(ray_mqmk_labelled_matches_total{result="matched"}[6h]))
+           / sum(rate(ray_mqmk_labelled_matches_total[6h]))
+estimated  sum(rate(ray_mqmk_estimated_matches_total[1h])) / sum(rate(ray_mqmk_estimated_answers_total[1h]))
+agreement  sum(rate(ray_mqmk_agreement_answers_total{result="same"}[6h]))
+           / sum(rate(ray_mqmk_agreement_answers_total[6h]))
+```
 
 How far the estimate may be off is `mqmk_estimated_calibration_error_ratio`, measured when the version was built.
 """

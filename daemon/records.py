@@ -75,11 +75,16 @@ class Records:
             parameters=_flat(asdict(self._config.train)) | {"backbone": self._config.backbone.name},
             epochs=epochs[-self._config.train.epochs :],
             manifest=task.manifest or b"",
-            files={"evaluation.json": json.dumps(row.evaluation, indent=2).encode()},
+            files={"evaluation.json": json.dumps(row.evaluation, indent=2).encode()} | self._figures(row),
             tags={"data": task.identity or ""},
             started=begun[-1] if begun else None,
             ended=ended[-1] if ended else None,
         )
+
+    def _figures(self, row: VersionRow) -> dict[str, bytes]:
+        folder = self._files.evaluation(row.digest)
+        found = sorted(path for path in folder.rglob("*") if path.is_file())
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
 
     def _follow_the_pointer(self) -> None:
         assert self._registry is not None

@@ -12,8 +12,9 @@ from typing import Protocol
 from mqmk.daemon.bucket import Bucket
 from mqmk.daemon.config import Config
 from mqmk.daemon.ledger import Ledger, State
-from mqmk.daemon.lock import DaemonLock
+from mqmk.daemon.lock import DaemonLock, Holder
 from mqmk.daemon.logs import event
+from mqmk.daemon.metrics import Server, scrape_file, serve_metrics
 from mqmk.daemon.orchestrator import Orchestrator, Replica
 from mqmk.daemon.records import Records
 from mqmk.daemon.registry_records import Registry
@@ -31,6 +32,10 @@ class Ground(Protocol):
     @property
     def workers(self) -> Workers:
         """Who does the jobs."""
+
+    @property
+    def metrics_target(self) -> str | None:
+        """Where the metrics of replicas and trainers can be scraped."""
 
     def start(self) -> None:
         """Make it ready."""
@@ -52,6 +57,7 @@ class NoRay:
         from mqmk.daemon.workshop import local_workshop
 
         self.workers: Workers = InlineWorkers(local_workshop(config))
+        self.metrics_target: str | None = None
 
     def start(self) -> None:
         """Nothing to start."""
@@ -75,6 +81,7 @@ class Service:
     bucket: Bucket
     ground: Ground
     orchestrator: Orchestrator
+    metrics: Server
     stopping: bool = False
 
     def run(self) -> None:
@@ -82,13 +89,16 @@ class Service:
         least, most = self.config.bucket.poll_seconds, self.config.bucket.max_poll_seconds
         pause = least
         while not self.stopping:
+            begun, happened = time.monotonic(), False
             try:
                 self.ground.tend()
                 happened = self.orchestrator.run_pass()
                 self.ledger.set_health("state", True)
             except (OSError, sqlite3.OperationalError, MqmkError) as error:
                 self._troubled(error)
-                happened = False
+                self.metrics.passed(time.monotonic() - begun, failed=True)
+            else:
+                self.metrics.passed(time.monotonic() - begun)
             pause = least if happened else min(pause * 1.5, most)
             self._wait(pause)
 
@@ -134,14 +144,18 @@ def run_daemon(config: Config) -> None:
     registry = registry_for(config)
     records = Records(config, ledger, files, registry)
     orchestrator = Orchestrator(config, ledger, bucket, files, ground.workers, records, ground)
-    service = Service(config, ledger, bucket, ground, orchestrator)
+    metrics = serve_metrics(config, config.ledger_file)
+    lock.say(Holder(os.getpid(), time.time(), metrics.url))
+    service = Service(config, ledger, bucket, ground, orchestrator, metrics)
     service.listen()
     log.info(f"watching {config.bucket_url}", extra=event("daemon.started", state=str(config.state.dir)))
     try:
         ground.start()
+        scrape_file(config.state.dir, metrics.target, ground.metrics_target)
         service.run()
     finally:
         ground.stop()
+        metrics.close()
         bucket.close()
         if registry:
             registry.close()

@@ -7,6 +7,7 @@ work/<identity>/              base/ (what training began with), checkpoint.safet
                               prompt as a pool of one, which is the sign that training is done
 held-out/<identity>.safetensors   pictures kept for evaluation only
 evaluations/<digest>.safetensors  queries of those pictures, so that the next version computes only what is new
+evaluations/<digest>/         tables and figures of a version's evaluation
 """
 
 import shutil
@@ -42,6 +43,10 @@ class StateFiles:
     def queries(self, digest: str) -> Path:
         """The queries of all held-out pictures for one version."""
         return self.folder / "evaluations" / f"{digest}.safetensors"
+
+    def evaluation(self, digest: str) -> Path:
+        """The folder with tables and figures of a version's evaluation, for people."""
+        return self.folder / "evaluations" / digest
 
     def work(self, identity: str) -> Path:
         """Where a task's training keeps its files."""

@@ -18,11 +18,13 @@ from mqmk.daemon.config import Config
 from mqmk.daemon.fresh_answer import FreshAnswers
 from mqmk.daemon.gate import Judged, verdict
 from mqmk.daemon.jobs import Build, Built, Stale
+from mqmk.daemon.registry_figures import evaluation_files
 from mqmk.daemon.state_files import StateFiles
 from mqmk.learner.evaluate import Evaluation, HeldOut, QueryTable, Tally, extend, first_table, matching_card
 from mqmk.learner.tasks import InMemory
 from mqmk.learner.train import empty_pool
 from mqmk.matcher.durable import replace_file
+from mqmk.matcher.matchers import MatchSettings
 from mqmk.matcher.pool import PromptPool
 from mqmk.matcher.pool_files import read_pool, write_pool
 from mqmk.matcher.predictor import choose_matcher
@@ -48,11 +50,11 @@ class VersionBuilder:
             return new
         held_out, table = self._queries(parent, old, new)
         evaluation = Evaluation(new.to(CPU), table, held_out)
-        new, document = self._measured(new, evaluation)
+        new, document, figures = self._measured(new, evaluation)
         identity = write_pool(new, self.files.candidates, self.job.version, parent)
         judged = Judged(old, new, held_out, document, self.files.candidates / identity.folder, self.job.approved)
         refused = verdict(self.vit, self.config, judged, self.fresh)
-        self._keep(table, identity.digest)
+        self._keep(table, figures, identity.digest)
         crash_points.reached("build.candidate")
         return Built(identity.version, identity.digest, parent, document, refused)
 
@@ -103,32 +105,40 @@ class VersionBuilder:
         except (FileNotFoundError, SafetensorError, TypeError):
             return None
 
-    def _keep(self, table: QueryTable, digest: str) -> None:
+    def _keep(self, table: QueryTable, figures: Mapping[str, bytes], digest: str) -> None:
         path = self.files.queries(digest)
+        for name, data in figures.items():
+            place = self.files.evaluation(digest) / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(data)
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, save({"own": table.own, "plus": table.plus, "plain": table.plain}))
         newest = sorted(path.parent.glob("*.safetensors"), key=lambda each: each.stat().st_mtime)
         for old in newest[:-3]:  # they can be computed again
             old.unlink(missing_ok=True)
 
-    def _measured(self, pool: PromptPool, evaluation: Evaluation) -> tuple[PromptPool, dict[str, Any]]:
-        """The pool with what `auto` chooses by, and what the version's evaluation says in words and numbers."""
+    def _measured(
+        self, pool: PromptPool, evaluation: Evaluation
+    ) -> tuple[PromptPool, dict[str, Any], dict[str, bytes]]:
+        """The pool with what `auto` chooses by; what the evaluation says in numbers; tables and figures for people."""
         if not len(evaluation.held_out.task):
-            return pool, {"held_out": 0, "tasks": {}}
+            return pool, {"held_out": 0, "tasks": {}}, {}
+        tallies = {name: evaluation.tally(name) for name in (*self.config.evaluate.matchers, "perfect")}
         pool = pool.with_matching(matching_card(evaluation, self.config.evaluate.matchers))
-        matcher = choose_matcher(pool, self.config.serve.budget, 3)
-        if self.config.serve.matcher != "auto":
-            matcher = self.config.serve.matcher
-        used, perfect = evaluation.tally(matcher), evaluation.tally("perfect")
-        return pool, {
+        matcher: str = self.config.serve.matcher
+        if matcher == "auto":
+            matcher = choose_matcher(pool, self.config.serve.budget, MatchSettings().shortlist)
+        used = tallies.get(matcher) or evaluation.tally(matcher)
+        document = {
             "held_out": len(evaluation.held_out.task),
             "matcher": matcher,
             "matching_rate": used.matching_rate,
             "accuracy": fmean(used.task_accuracy_task),
             "matchers": pool.matching["matchers"],
-            "tasks": _by_task(pool, evaluation, used, perfect),
+            "tasks": _by_task(pool, evaluation, used, tallies["perfect"]),
             "confusion": _confusion(pool, used),
         }
+        return pool, document, evaluation_files(tallies, [task.name for task in pool.tasks])
 
 
 def _by_task(pool: PromptPool, evaluation: Evaluation, used: Tally, perfect: Tally) -> dict[str, Mapping[str, float]]:

@@ -160,10 +160,14 @@ LEARNING: Final = Board(
                     width=6,
                 ),
                 Panel(
-                    "Not in MLflow yet",
-                    "Versions that MLflow does not know; they are caught up when it is back.",
+                    "Published and recorded",
+                    "Versions that were published in the last day, and those that MLflow does not know yet; they are "
+                    "caught up when it is back.",
                     "timeseries",
-                    (Query("max(mqmk_versions_unrecorded)", "versions"),),
+                    (
+                        Query("sum by (kind) (increase(mqmk_versions_total[1d]))", "{{kind}}"),
+                        Query("max(mqmk_versions_unrecorded)", "not in MLflow"),
+                    ),
                     width=6,
                 ),
             ),

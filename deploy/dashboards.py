@@ -66,7 +66,18 @@ def render(board: Board) -> str:
         made = made.with_row(build.Row(row.title))
         for panel in row.panels:
             made = made.with_panel(_panel(panel))
-    return json.dumps(_numbered(json.loads(JSONEncoder(sort_keys=True).encode(made.build()))), indent=2) + "\n"
+    return as_text(made.build())
+
+
+def as_text(board: models.Dashboard) -> str:
+    """The JSON of a dashboard, every panel with an id, so that links to it stay."""
+    fields = json.loads(JSONEncoder(sort_keys=True).encode(board))
+    for place, panel in enumerate(fields["panels"]):
+        panel["id"] = place + 1
+    for variable in fields["templating"]["list"]:
+        for name in ("auto", "auto_count", "auto_min"):  # the SDK gives them to every variable; they are of intervals
+            variable.pop(name, None)
+    return json.dumps(fields, indent=2) + "\n"
 
 
 def write(folder: Path) -> None:
@@ -148,17 +159,8 @@ def _swaps() -> Any:
         .datasource(SOURCE)
         .enable(True)
         .icon_color("purple")
-        .expr("changes(max(mqmk_pool_version)[2m:15s]) > 0")
-        .step("60s")
-        .title_format("Another pool version is current")
+        .target(ask.Dataquery().expr("changes(max(mqmk_pool_version)[2m:15s]) > 0").ref_id("A").datasource(SOURCE))
     )
-
-
-def _numbered(board: dict[str, Any]) -> dict[str, Any]:
-    """Panels with ids, which Grafana would give them when it loads the file; so links to a panel stay."""
-    for place, panel in enumerate(board["panels"]):
-        panel["id"] = place + 1
-    return board
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def run_stream(
             report(Step(seed, at, settings.stream.tasks, progress, found))
 
         begun = time.monotonic()
-        pool = train_task(task, vit, pool, train, report=draw).added_to(pool)
+        pool = train_task(task, vit, pool, train, report=draw, regression="ridge" in settings.matchers).added_to(pool)
         trained = time.monotonic()
         held_out = held_out.with_task(number, task.held_out)
         if train.g_prompt == "always":  # then every earlier query has changed with it

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from mqmk.matcher.ridge import features
+from mqmk.matcher.ridge import WIDTH, features
 
 
 class ClassMeans:
@@ -32,26 +32,26 @@ class PlainStatistics:
     """What sqsk, sqmk and ridge need of a task."""
 
     means: Float[Tensor, "classes dim"]
-    gram: Float[Tensor, "width width"]
-    sums: Float[Tensor, "classes width"]
+    gram: Float[Tensor, "width width"] | None
+    sums: Float[Tensor, "classes width"] | None
 
 
 class PlainCounting:
     """The statistics of queries without prompts, batch after batch."""
 
-    def __init__(self, classes: int, dim: int, device: torch.device) -> None:
+    def __init__(self, classes: int, dim: int, device: torch.device, regression: bool) -> None:
         self._means = ClassMeans(classes, dim, device)
-        width = features(torch.zeros(1, dim, device=device)).shape[1]
-        self._gram = torch.zeros(width, width, device=device)
-        self._sums = torch.zeros(classes, width, device=device)
+        self._gram = torch.zeros(WIDTH, WIDTH, device=device) if regression else None
+        self._sums = torch.zeros(classes, WIDTH, device=device) if regression else None
 
     def add(self, query: Float[Tensor, "batch dim"], labels: Int[Tensor, " batch"]) -> None:
         """Count some more queries."""
         self._means.add(query, labels)
-        seen = features(query)
-        self._gram.addmm_(seen.T, seen)
-        self._sums.index_add_(0, labels, seen)
+        if self._gram is not None and self._sums is not None:
+            seen = features(query)
+            self._gram.addmm_(seen.T, seen)
+            self._sums.index_add_(0, labels, seen)
 
     def value(self) -> PlainStatistics:
-        """Means, sum of outer products, and the sum of each class."""
+        """Means and, for the regression, the sum of outer products and the sum of each class."""
         return PlainStatistics(self._means.value(), self._gram, self._sums)

@@ -64,12 +64,14 @@ def train_task(
     checkpoint_file: Path | None = None,
     report: Callable[[Progress], None] = lambda _: None,
     team: Team = ALONE,
+    regression: bool = False,
 ) -> Trained:
     """Learn one task. Reads no data of any other task and changes nothing that other tasks compute.
 
     With `checkpoint_file`, a run that was killed goes on after its last whole epoch and ends with the same tensors.
+    With `regression`, the task also keeps what the matcher `ridge` needs: 4 MB, many times the rest of it.
     """
-    learning = Learning(task, vit, pool.to(vit.device), settings)
+    learning = Learning(task, vit, pool.to(vit.device), settings, regression)
     if checkpoint_file and (saved := checkpoint.read(checkpoint_file)):
         learning.restore(saved)
     while learning.epoch < settings.epochs and not learning.stalled:
@@ -96,8 +98,10 @@ def train_task(
 class Learning:
     """The state of one task's training: what is trained, the optimiser, the epoch, the best so far."""
 
-    def __init__(self, task: Task, vit: FrozenViT, pool: PromptPool, settings: TrainSettings) -> None:
-        self.task, self.vit, self.pool, self.settings = task, vit, pool, settings
+    def __init__(
+        self, task: Task, vit: FrozenViT, pool: PromptPool, settings: TrainSettings, regression: bool = False
+    ) -> None:
+        self.task, self.vit, self.pool, self.settings, self.regression = task, vit, pool, settings, regression
         self.epoch, self.accuracy, self.best_accuracy, self.epochs_without_gain = 0, -1.0, -1.0, 0
         random = torch.Generator().manual_seed(settings.seed)
 
@@ -248,7 +252,7 @@ class Learning:
     def _statistics(self) -> tuple[Float[Tensor, "classes dim"], PlainStatistics | None]:
         """Class means with this task's prompt and, where wanted, what is kept of queries without any."""
         shape = len(self.task.classes), self.vit.dim, self.vit.device
-        own, plain = ClassMeans(*shape), PlainCounting(*shape) if self.settings.plain_means else None
+        own, plain = ClassMeans(*shape), PlainCounting(*shape, self.regression) if self.settings.plain_means else None
         for batch in self.task.training.batches(self.settings.batch, seed=None):
             embedded, labels = self.vit.embed(self.prepared(batch)), batch.labels.to(self.vit.device)
             own.add(self.query(embedded), labels)

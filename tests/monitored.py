@@ -37,6 +37,7 @@ LABELS = {
     "verdict": ("right", "id_unknown"),
     "value": ("score", "margin"),
 }
+MATCHERS = ("cascade", "mqmk")
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -73,7 +74,7 @@ def evaluation(tasks: list[str], version: int) -> dict[str, Any]:
              for place, name in enumerate(tasks, start=1)}  # fmt: skip
     return {
         "held_out": 100 * len(tasks), "matcher": "cascade", "matching_rate": 0.9, "accuracy": 0.8, "tasks": rates,
-        "matchers": {each: {"rate": 0.9, "agreement": 0.97, "cost": 3.0, "accuracy": 0.8} for each in ("cascade", "mqmk")},
+        "matchers": {each: {"rate": 0.9, "agreement": 0.97, "cost": 3.0, "accuracy": 0.8} for each in MATCHERS},
         "confusion": {name: {other: 90 if other == name else 5 for other in tasks} for name in tasks},
     }  # fmt: skip
 

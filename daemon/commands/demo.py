@@ -94,16 +94,15 @@ def _run(flags: dict[str, str], state: Path | None, wishes: Wishes) -> None:
     from mqmk.daemon.config_sources import load
     from mqmk.daemon.demo_daemon import DemoDaemon
 
-    folder = _state_folder(state)
+    begun, folder = time.monotonic(), _state_folder(state)
     flags["state.dir"] = str(folder)
     config = load(None, environ={}, flags=flags, folder=folder).config
     console = Console(stderr=wishes.as_json, highlight=False)
-    chosen = _tasks(config, wishes)
     console.print(f"state directory: {folder}", soft_wrap=True)
     with _signals_as_exits():
         try:
             with DemoDaemon(config, flags) as daemon:
-                _play(daemon, chosen, console, wishes)
+                _play(daemon, console, wishes, begun)
         except KeyboardInterrupt:
             console.print("\nstopped before the end", style="yellow")
             raise SystemExit(130) from None
@@ -137,14 +136,14 @@ def _tasks(config: "Config", wishes: Wishes) -> "list[DemoTask]":
     return sketch_tasks(wishes.tasks or MOST_TASKS, config.state.dir / "questions", wishes.questions)
 
 
-def _play(daemon: "DemoDaemon", tasks: "list[DemoTask]", console: "Console", wishes: Wishes) -> None:
+def _play(daemon: "DemoDaemon", console: "Console", wishes: Wishes, begun: float) -> None:
     import shutil
 
-    from mqmk.daemon.demo import Demo
+    from mqmk.daemon.demo import Demo  # its seconds of imports pass while the daemon starts
 
-    scratch = daemon.config.state.dir / "packing"
-    with _view(console, tasks) as view:
-        demo = Demo(daemon, tasks, scratch, view)
+    tasks, scratch = _tasks(daemon.config, wishes), daemon.config.state.dir / "packing"
+    with _view(console, tasks, begun) as view:
+        demo = Demo(daemon, tasks, scratch, view, begun)
         demo.play()
     shutil.rmtree(scratch)
     _conclude(demo, console, wishes)
@@ -157,16 +156,16 @@ def _play(daemon: "DemoDaemon", tasks: "list[DemoTask]", console: "Console", wis
 
 
 @contextmanager
-def _view(console: "Console", tasks: "list[DemoTask]") -> "Iterator[View]":
+def _view(console: "Console", tasks: "list[DemoTask]", begun: float) -> "Iterator[View]":
     from rich.live import Live
 
     from mqmk.daemon.demo_view import LineView, LiveView
 
     if not console.is_terminal:
-        yield LineView(console)
+        yield LineView(console, begun)
         return
     with Live(console=console, refresh_per_second=4) as live:
-        yield LiveView(live, tasks)
+        yield LiveView(live, tasks, begun)
 
 
 def _conclude(demo: "Demo", console: "Console", wishes: Wishes) -> None:

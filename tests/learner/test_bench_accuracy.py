@@ -165,7 +165,7 @@ def test_a_terminal_shows_a_table_that_is_redrawn_in_place(folder, tmp_path):
     assert "after 1 of 2 tasks" in shown.decode()
     assert "after 2 of 2 tasks" in shown.decode()
     assert b"\x1b[1A" in shown  # the cursor goes up, over what it wrote before
-    assert "matching rate" in printed.decode()
+    assert "no prompts, nearest class mean" in printed.decode()
 
 
 @pytest.mark.shared

@@ -23,7 +23,7 @@ def vit():
 
 def test_plain_statistics_are_sums_over_the_training_pictures_without_variation(vit):
     task = demo_task("birds", per_class=8)
-    prompt = train_task(task, vit, empty_pool(vit, QUICK), QUICK).prompt
+    prompt = train_task(task, vit, empty_pool(vit, QUICK), QUICK, regression=True).prompt
     query, labels = vit.plain(normalise(task.training.pixels, vit.info)), task.training.labels
     seen = features(query).double()
     torch.testing.assert_close(prompt.plain_gram.double(), seen.T @ seen, atol=1e-3, rtol=1e-4)
@@ -32,6 +32,12 @@ def test_plain_statistics_are_sums_over_the_training_pictures_without_variation(
         torch.testing.assert_close(prompt.plain_sums[label].double(), seen[own].sum(dim=0), atol=1e-3, rtol=1e-4)
         mean = F.normalize(query[own], dim=1).mean(dim=0)
         torch.testing.assert_close(prompt.plain_means[label], mean, atol=1e-5, rtol=1e-4)
+
+
+def test_a_task_is_not_burdened_with_the_regression_unless_asked(vit):
+    prompt = train_task(demo_task("birds", per_class=4), vit, empty_pool(vit, QUICK), QUICK).prompt
+    assert prompt.plain_means is not None
+    assert (prompt.plain_gram, prompt.plain_sums) == (None, None)
 
 
 def test_without_them_the_plain_pass_is_saved(vit):
