@@ -1,7 +1,10 @@
 """Training on Ray workers: side by side, the same as one after the other, and going on after a worker was killed."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -122,3 +125,13 @@ def test_two_workers_learn_one_task_together_through_ray_train(tmp_path: Path) -
     epochs = [event.detail["epoch"] for event in parts.ledger.events(sea) if event.event == "task.epoch"]
     assert epochs[-1] == 3
     parts.close()
+
+
+def test_on_two_nodes_a_node_killed_during_training_costs_no_epoch_that_was_done(tmp_path: Path) -> None:
+    script = Path(__file__).parent.parent / "two_nodes.py"
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, timeout=280, check=False,
+                          cwd=script.parent)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["state"] == "PUBLISHED" and "task.will-retry" in found["events"]
+    assert found["killed_after"] < 8 and found["epochs"] == sorted(set(found["epochs"]))

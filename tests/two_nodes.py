@@ -1,0 +1,56 @@
+"""Two Ray nodes on one machine; the one that trains is killed: `python tests/two_nodes.py FOLDER`.
+
+Prints one JSON line: on which node the training began, where it ended, and what became of the task.
+"""
+
+import json
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "two-nodes-of-a-test" * 2}
+os.environ |= {"RAY_enable_worker_prestart": "0", "RAY_health_check_period_ms": "500"}
+
+import ray
+from daemon_parts import daemon, drop, small_config
+from ray.cluster_utils import Cluster
+
+from mqmk.daemon.config import Gate
+from mqmk.daemon.config import Ray as RaySettings
+from mqmk.daemon.ray_workers import RayWorkers
+from mqmk.learner.settings import TrainSettings
+
+
+def main(folder: Path) -> None:
+    """Train on the second node, kill it, and go on with a third."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 80_000_000})
+    first = cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
+    ray.init(address=cluster.address, namespace="mqmk", log_to_driver=False)
+    config = small_config(folder, train=TrainSettings(epochs=8, batch=16),
+                          gate=Gate(accuracy_floor=0.0, fresh_process=False), ray=RaySettings(trainer_cpus=1.0))  # fmt: skip
+    config = replace(config, retry=replace(config.retry, attempts=5))
+    parts = daemon(config, workers=lambda config: RayWorkers(config, trainers=1))
+    drop(folder / "bucket", "sea", per_class=60)
+    deadline = time.monotonic() + 150
+    killed_after = None
+    while parts.states != {"sea": "PUBLISHED"} and time.monotonic() < deadline:
+        parts.orchestrator.run_pass()
+        time.sleep(0.05)
+        progress = [*parts.ledger.progress().values()]
+        if killed_after is None and progress:
+            killed_after = progress[0]["epoch"]
+            cluster.remove_node(first, allow_graceful=False)
+            cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
+    (sea,) = parts.ledger.tasks()
+    events = [event.event for event in parts.ledger.events(sea)]
+    epochs = [event.detail["epoch"] for event in parts.ledger.events(sea) if event.event == "task.epoch"]
+    print(json.dumps({"state": sea.state, "killed_after": killed_after, "epochs": epochs, "events": events}))
+    parts.close()
+    ray.shutdown()
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
