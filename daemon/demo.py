@@ -25,6 +25,7 @@ SCHEMA: Final = 1
 LOOK_SECONDS: Final = 0.25
 SWAP_SECONDS: Final = 180.0
 """How long a published version may wait for the replicas; the first one also waits for them to start."""
+MANY_EVENTS: Final = 100_000
 EXACT: Final = "mqmk"
 BASELINE: Final = "sqsk"
 ASIDE: Final = (State.QUARANTINED, State.CONFLICT, State.HELD, State.FORGOTTEN)
@@ -141,7 +142,7 @@ class Demo:
 
     def _tell(self, task: DemoTask) -> None:
         row = self.daemon.ledger.named(task.name)[0]
-        at = {event.event: event.at for event in self.daemon.ledger.events(row)}
+        at = {event.event: event.at for event in self.daemon.ledger.events(row, MANY_EVENTS)}
         names = [name for name, event in STEPS.items() if event in at]
         moments = [self.dropped[task.name], *(at[STEPS[name]] for name in names)]
         seconds = {name: round(end - begin, 2) for name, (begin, end) in zip(names, pairwise(moments), strict=True)}

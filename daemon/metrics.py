@@ -78,14 +78,17 @@ def serve_metrics(config: Config, ledger: Path, clock: Callable[[], float] = tim
 
 
 def scrape_file(folder: Path, daemon: str | None, ray: str | None) -> Path:
-    """Write which targets Prometheus is to scrape, if that changed; `ray` is the metrics port of Ray's agent."""
+    """Write which targets Prometheus is to scrape, if that changed; a full disk is logged and no reason to stop."""
     path = folder / TARGETS
     targets = [{"targets": [target], "labels": {"part": part}} for part, target in (("daemon", daemon), ("ray", ray))
                if target]  # fmt: skip
     text = (json.dumps(targets, indent=2) + "\n").encode()
-    if not path.exists() or path.read_bytes() != text:
-        replace_file(path, text)
-        path.chmod(0o644)  # Prometheus is another user; it holds addresses only
+    try:
+        if not path.exists() or path.read_bytes() != text:
+            replace_file(path, text)
+            path.chmod(0o644)  # Prometheus is another user; it holds addresses only
+    except OSError as error:
+        log.warning(f"Prometheus is not told its targets: {error}", extra=event("metrics.targets", path=str(path)))
     return path
 
 

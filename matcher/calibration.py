@@ -11,7 +11,8 @@ import math
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean
 from typing import Any, Final
 
 import torch
@@ -49,9 +50,9 @@ class Calibration:
     score_spread: float
     images: int
     error: float
-    """Expected calibration error on pictures that were left out of the fit."""
+    """Expected calibration error on pictures that were left out of the fit: the mean of two halves."""
     rate_error: float
-    """Mean probability minus true matching rate on those pictures."""
+    """How far the estimated matching rate is from the true one on those pictures, the mean of two halves."""
 
     def probability(self, score: float, margin: float | None) -> float:
         """That a match with this score and margin is right; its mean over answers is the estimated matching rate."""
@@ -162,16 +163,21 @@ def fit(
     """A calibration, and how far off it is: fitted on one half, asked about the other, and the other way round."""
     if not len(score):
         raise MatchError("expected held-out pictures to calibrate on, got none")
-    whole = _fitted(score, margin, right)
-    halves = [torch.arange(len(score)) % 2 == half for half in (0, 1)]
-    estimates = torch.zeros(len(score), dtype=torch.float64)
-    for here, other in zip(halves, reversed(halves), strict=True):
-        model = _fitted(score[here], margin[here], right[here]) if here.any() else whole
-        pairs = zip(score[other].tolist(), margin[other].tolist(), strict=True)
-        estimates[other] = torch.tensor([model.probability(*pair) for pair in pairs], dtype=torch.float64)
-    off = (estimates.mean() - right.double().mean()).item()
-    values = asdict(whole) | {"error": calibration_error(estimates, right), "rate_error": off}
-    return Calibration(**values)
+    even = torch.arange(len(score)) % 2 == 0
+    halves = [(even, ~even), (~even, even)] if len(score) > 1 else [(even, even)]
+    errors, gaps = [], []
+    for here, other in halves:
+        estimates = _estimates(_fitted(score[here], margin[here], right[here]), score[other], margin[other])
+        errors.append(calibration_error(estimates, right[other]))
+        gaps.append(abs(estimates.mean().item() - right[other].double().mean().item()))
+    return replace(_fitted(score, margin, right), error=fmean(errors), rate_error=fmean(gaps))
+
+
+def _estimates(
+    model: Calibration, score: Float[Tensor, " images"], margin: Float[Tensor, " images"]
+) -> Float[Tensor, " images"]:
+    pairs = zip(score.tolist(), margin.tolist(), strict=True)
+    return torch.tensor([model.probability(*pair) for pair in pairs], dtype=torch.float64)
 
 
 def calibration_error(

@@ -28,8 +28,12 @@ def main(folder: Path) -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 80_000_000})
     first = cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
     ray.init(address=cluster.address, namespace="mqmk", log_to_driver=False)
-    config = small_config(folder, train=TrainSettings(epochs=8, batch=16),
-                          gate=Gate(accuracy_floor=0.0, fresh_process=False), ray=RaySettings(trainer_cpus=1.0))  # fmt: skip
+    config = small_config(
+        folder,
+        train=TrainSettings(epochs=8, batch=16),
+        gate=Gate(accuracy_floor=0.0, fresh_process=False),
+        ray=RaySettings(trainer_cpus=1.0),
+    )
     config = replace(config, retry=replace(config.retry, attempts=5))
     parts = daemon(config, workers=lambda config: RayWorkers(config, trainers=1))
     drop(folder / "bucket", "sea", per_class=60)

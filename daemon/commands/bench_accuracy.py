@@ -24,7 +24,7 @@ DEFAULTS = TrainSettings()
 TRAINING = ("epochs", "keys", "g_prompt", "start", "e_length", "e_layers", "patches", "learning_rate")
 
 
-class Layers(click.ParamType):
+class Layers(click.ParamType["tuple[int, ...]"]):
     """Blocks of the ViT, as `2-10` or `2,3,5`."""
 
     name = "layers"

@@ -97,6 +97,7 @@ def _run(flags: dict[str, str], state: Path | None, wishes: Wishes) -> None:
     begun, folder = time.monotonic(), _state_folder(state)
     flags["state.dir"] = str(folder)
     config = load(None, environ={}, flags=flags, folder=folder).config
+    _check(config)
     console = Console(stderr=wishes.as_json, highlight=False)
     console.print(f"state directory: {folder}", soft_wrap=True)
     with _signals_as_exits():
@@ -111,6 +112,15 @@ def _run(flags: dict[str, str], state: Path | None, wishes: Wishes) -> None:
                 f"The daemon and its Ray are gone; `mqmk-daemon start --state {folder}` goes on from here, "
                 f"`rm -r {folder}` forgets it.", soft_wrap=True
             )  # fmt: skip
+
+
+def _check(config: "Config") -> None:
+    from mqmk.daemon.errors import DaemonError
+
+    if not config.serve.enabled or config.ray.address == "none":
+        raise DaemonError("a demo asks the service: leave serve.enabled and ray.address as they are")
+    if "://" in config.bucket_url:
+        raise DaemonError(f"a demo drops tasks into a folder: expected one as bucket.url, got {config.bucket_url}")
 
 
 def _state_folder(wanted: Path | None) -> Path:

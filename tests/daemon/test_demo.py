@@ -188,6 +188,8 @@ def test_copies_of_a_picture_stay_on_one_side(tmp_path):
         (("--tasks", "11"), "--tasks: expected 1 to 10 tasks of sketches, got 11"),
         (("--questions", "3"), "--questions: expected at least one for each of 50 classes, got 3"),
         (("--set", "train.epochs=0"), "train.epochs: expected a whole number of at least 1"),
+        (("--set", "bucket.url=s3://bucket"), "a demo drops tasks into a folder"),
+        (("--set", "serve.enabled=false"), "a demo asks the service"),
         (("--state", str(Path(__file__).parent)), "is not empty, and a demo starts from nothing"),
     ],
 )

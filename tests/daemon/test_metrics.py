@@ -336,5 +336,13 @@ def test_the_targets_file_says_where_to_scrape_and_is_rewritten_only_when_that_c
     ]
 
 
+def test_a_targets_file_that_cannot_be_written_does_not_stop_the_daemon(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        scrape_file(tmp_path / "absent", "127.0.0.1:9109", None)
+    assert "Prometheus is not told" in caplog.text
+
+
 def test_the_page_of_metrics_is_made_from_the_declarations() -> None:
     assert (ROOT / "docs" / "metrics.md").read_text() == page(), "python -m mqmk.daemon.metrics_page > docs/metrics.md"
