@@ -105,7 +105,7 @@ def stop_head(folder: Path) -> bool:
     if not folder.is_dir():
         return False
     with _locked(folder):
-        ended = _end(folder)
+        ended = _end(folder, STOP_SECONDS)
         shutil.rmtree(folder / "gcs", ignore_errors=True)
         shutil.rmtree(temp_folder(folder).parent, ignore_errors=True)
         (folder / "head.json").unlink(missing_ok=True)
@@ -141,7 +141,7 @@ def head_processes(folder: Path) -> list[Process]:
 
 def _start(settings: RayHeadSettings) -> Head:
     before = find_head(settings.folder)
-    _end(settings.folder)
+    _end(settings.folder, grace_seconds=0.0)  # what is broken is not asked
     (settings.folder / "head.json").unlink(missing_ok=True)
     storage = settings.folder.resolve() / "gcs"
     if before is not None and before.ray_version != version("ray"):
@@ -150,7 +150,7 @@ def _start(settings: RayHeadSettings) -> Head:
     try:
         return _launch(settings, before, storage)
     except RayError as error:
-        _end(settings.folder)
+        _end(settings.folder, grace_seconds=0.0)
         if not remembers:
             raise
         log.warning("starting Ray without its memory: %s", error, extra=event("ray.memory_lost"))
@@ -206,10 +206,10 @@ def _is_well(head: Head) -> bool:
     return alive and all(speaks_grpc(port, timeout=5.0) for port in (head.ports.gcs, head.ports.raylet))
 
 
-def _end(folder: Path) -> int:
+def _end(folder: Path, grace_seconds: float) -> int:
     """How many processes there were."""
     count = len(head_processes(folder))
-    if count and (left := end_all(lambda: head_processes(folder), STOP_SECONDS)):
+    if count and (left := end_all(lambda: head_processes(folder), grace_seconds)):
         raise RayError(
             f"{len(left)} processes of the Ray head do not end: `kill -9 {' '.join(str(p.pid) for p in left)}`"
         )

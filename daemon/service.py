@@ -93,7 +93,9 @@ class Service:
             try:
                 self.ground.tend()
                 happened = self.orchestrator.run_pass()
-                self.ledger.set_health("state", True)
+                for part in ("state", "disk"):
+                    self.ledger.set_health(part, True)
+                scrape_file(self.config.state.dir, self.metrics.target, self.ground.metrics_target)
             except (OSError, sqlite3.OperationalError, MqmkError) as error:
                 self._troubled(error)
                 self.metrics.passed(time.monotonic() - begun, failed=True)
@@ -151,7 +153,6 @@ def run_daemon(config: Config) -> None:
     log.info(f"watching {config.bucket_url}", extra=event("daemon.started", state=str(config.state.dir)))
     try:
         ground.start()
-        scrape_file(config.state.dir, metrics.target, ground.metrics_target)
         service.run()
     finally:
         ground.stop()

@@ -23,6 +23,7 @@ from mqmk.daemon.state_files import StateFiles
 from mqmk.learner.evaluate import Evaluation, HeldOut, QueryTable, Tally, extend, first_table, matching_card
 from mqmk.learner.tasks import InMemory
 from mqmk.learner.train import empty_pool
+from mqmk.matcher.calibration import matching_confidence
 from mqmk.matcher.durable import replace_file
 from mqmk.matcher.matchers import MatchSettings
 from mqmk.matcher.pool import PromptPool
@@ -128,6 +129,10 @@ class VersionBuilder:
         matcher: str = self.config.serve.matcher
         if matcher == "auto":
             matcher = choose_matcher(pool, self.config.serve.budget, MatchSettings().shortlist)
+        names = [task.name for task in pool.tasks]
+        found = {name: evaluation.match(name) for name in dict.fromkeys((*self.config.evaluate.matchers, matcher))}
+        sure = matching_confidence(found, evaluation.held_out.task, names, matcher)
+        pool = pool.with_matching({**pool.matching, **sure})
         used = tallies.get(matcher) or evaluation.tally(matcher)
         document = {
             "held_out": len(evaluation.held_out.task),
@@ -138,7 +143,7 @@ class VersionBuilder:
             "tasks": _by_task(pool, evaluation, used, tallies["perfect"]),
             "confusion": _confusion(pool, used),
         }
-        return pool, document, evaluation_files(tallies, [task.name for task in pool.tasks])
+        return pool, document, evaluation_files(tallies, names)
 
 
 def _by_task(pool: PromptPool, evaluation: Evaluation, used: Tally, perfect: Tally) -> dict[str, Mapping[str, float]]:

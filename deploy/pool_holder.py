@@ -135,7 +135,7 @@ class PoolHolder:
         return refusal is not None and refusal.pointer == pointer and self._clock() < self._look_again
 
     def _load(self, pointer: Pointer) -> Held:
-        breathe = _Breather() if self.held else lambda: None
+        breathe: Callable[[], None] = _Breather() if self.held else lambda: None
         with _stage("read"):
             pool = self._store.read(pointer, self._vit.info).to(self._vit.device)
         with _stage("fit"):

@@ -196,12 +196,19 @@ def _conclude(demo: "Demo", console: "Console", wishes: Wishes) -> None:
 
 @contextmanager
 def _signals_as_exits() -> Iterator[None]:
-    """SIGTERM and SIGHUP leave by the same door as Ctrl-C, so that everything is ended on the way."""
+    """SIGTERM and SIGHUP leave by the same door as Ctrl-C, so that everything is ended on the way.
+
+    Ctrl-C is asked for, too: who is started in the background by a script does not hear it otherwise. After `nohup`
+    the end of the terminal stays ignored.
+    """
 
     def leave(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = [(number, signal.signal(number, leave)) for number in (signal.SIGTERM, signal.SIGHUP)]
+    doors = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: leave}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        doors[signal.SIGHUP] = leave
+    before = [(number, signal.signal(number, door)) for number, door in doors.items()]
     try:
         yield
     finally:

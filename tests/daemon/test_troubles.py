@@ -118,6 +118,8 @@ def test_on_a_full_disk_the_daemon_lives_and_goes_on_when_there_is_room_again(
 class _Ground:
     """Nothing under the daemon's feet."""
 
+    metrics_target = None
+
     def tend(self) -> None:
         """Nothing to do."""
 
