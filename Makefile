@@ -4,7 +4,7 @@ BIN := .venv/bin
 PARTS := src/mqmk/matcher src/mqmk/learner src/mqmk/daemon src/mqmk/deploy
 DRAWINGS := build/package/src/drawings
 
-.PHONY: demo test lint bench kill-test pretrain clean
+.PHONY: demo test lint bench kill-test swap-test pretrain clean
 
 demo: .venv/installed
 	$(BIN)/mqmk-daemon demo
@@ -25,6 +25,10 @@ bench: .venv/installed
 # Kills the daemon at every durable step and at random moments, then looks for anything lost, doubled or out of step.
 kill-test: .venv/installed
 	cd tests && ../$(BIN)/python kill_stream.py 500
+
+# Swaps forward and back under load, with bad pools and killed replicas in between.
+swap-test: .venv/installed
+	MQMK_SWAP_TEST=full $(BIN)/python -m pytest -s tests/deploy/test_serving.py
 
 # The embedded backbone and the demo's sketches, made again from the public drawings (half an hour on two cores).
 pretrain: .venv/installed $(DRAWINGS)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mqmk.daemon.commands.options import _assignments as assignments
+from mqmk.daemon.commands.options import assignments_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,7 +45,7 @@ class Wishes:
 @click.option("--weights", type=click.Path(exists=True, dir_okay=False, resolve_path=True), metavar="FILE",
               help="Same as --set backbone.weights=FILE.")  # fmt: skip
 @click.option("--image-size", type=click.IntRange(min=8), metavar="PX", help="Same as --set backbone.image_size=PX.")
-@click.option("--set", "assigned", multiple=True, metavar="KEY=VALUE", callback=assignments,
+@click.option("--set", "assigned", multiple=True, metavar="KEY=VALUE", callback=assignments_of,
               help="One setting of the demo's daemon, such as train.epochs=3; may be repeated.")  # fmt: skip
 @click.option("--state", type=click.Path(file_okay=False, path_type=Path, resolve_path=True), metavar="FOLDER",
               help="State directory; it must be new or empty.  [default: a new one beside the user's own]")  # fmt: skip

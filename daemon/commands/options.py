@@ -15,7 +15,7 @@ def config_options(command: Callable[..., Result]) -> Callable[..., Result]:
 
     @click.option("--config", "config_file", type=click.Path(path_type=Path), metavar="FILE",
                   help="YAML file with settings. [default: $MQMK_CONFIG, or ./mqmk.yaml if there is one]")  # fmt: skip
-    @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", callback=_assignments,
+    @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", callback=assignments_of,
                   help="One setting, such as train.epochs=3; may be repeated. See `mqmk-daemon config`.")  # fmt: skip
     @click.option("--state", type=click.Path(file_okay=False), metavar="FOLDER", help="Same as --set state.dir=FOLDER.")
     @functools.wraps(command)
@@ -30,7 +30,7 @@ def config_options(command: Callable[..., Result]) -> Callable[..., Result]:
     return with_config
 
 
-def _assignments(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+def assignments_of(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
     for one in given:
         if "=" not in one:
             raise click.BadParameter(f"expected KEY=VALUE, such as train.epochs=3, got {one!r}")
