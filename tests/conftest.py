@@ -17,6 +17,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 torch.set_num_threads(1)  # most tests compute so little that a second thread only costs
 
+pytest_plugins = ["s3", "ray_session"]  # fixtures that several files share: one server, one Ray head a session
+
 ASSETS = Path(__file__).resolve().parent.parent.parent / "shared" / "assets"
 
 

@@ -1,9 +1,4 @@
-"""One private Ray head for a whole test session. A test file that needs Ray imports the fixture:
-
-from ray_session import ray_head  # noqa: F401
-
-def test_something(ray_head): ...   # this process is attached: ray.get and friends work
-"""
+"""One private Ray head for a whole test session: a test that names `ray_head` runs in a process attached to it."""
 
 import atexit
 import functools

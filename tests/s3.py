@@ -1,8 +1,6 @@
 """A real S3 server (SeaweedFS) for tests, and a line to it that can be counted and cut.
 
-    from s3 import S3, s3, s3_environment  # noqa: F401 - pytest finds fixtures by their names in the test's file
-
-`s3` starts one server for the file's tests, when the first one asks for it; `s3.url()` is an empty place in it, and
+`s3` starts one server for the session, when the first test asks for it; `s3.url()` is an empty place in it, and
 the AWS_… environment points to it while a test runs that uses `s3_environment` (`s3.environment()` for a subprocess).
 """
 
@@ -106,7 +104,8 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
     command = [
         WEED, "server", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false",
         f"-master.port={master}", f"-volume.port={volume}", "-filer", f"-filer.port={filer}", "-s3", f"-s3.port={port}",
-        "-s3.port.iceberg=0", f"-s3.config={config}", "-volume.max=0", "-master.volumeSizeLimitMB=256",
+        "-s3.port.iceberg=0", "-s3.port.lance=0", f"-s3.config={config}", "-volume.max=0",
+        "-master.volumeSizeLimitMB=256",
         "-filer.saveToFilerLimit=1024",  # thousands of small objects without a trip to the volume
     ]  # fmt: skip
     with (folder / "log").open("wb") as log:

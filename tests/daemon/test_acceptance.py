@@ -12,7 +12,7 @@ import pytest
 from daemon_parts import class_folders, drop
 from outside_checker import problems
 from running_daemon import RunningDaemon, free_port
-from s3 import S3, s3  # noqa: F401 - a fixture
+from s3 import S3
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -88,7 +88,7 @@ def test_three_tasks_are_learned_served_killed_rolled_back_forgotten_and_stopped
         ask(product, "sea", "crab")
 
 
-def test_the_same_on_a_real_s3_server(product: RunningDaemon, s3: S3, tmp_path: Path) -> None:  # noqa: F811
+def test_the_same_on_a_real_s3_server(product: RunningDaemon, s3: S3, tmp_path: Path) -> None:
     url = s3.url()
     product.settings = {**product.settings, "bucket.url": url, "bucket.after_learning": "tag"}
     product.environment = s3.environment()

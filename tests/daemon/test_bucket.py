@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from s3 import S3, Line, line, s3, s3_environment  # noqa: F401
+from s3 import S3, Line
 
 from mqmk.daemon.bucket import MOST, Bucket, Sighting, StoredShard
 from mqmk.daemon.bucket_contents import contents
@@ -305,7 +305,7 @@ def test_a_kill_at_any_point_of_putting_away_is_made_good_by_the_next_time(
     assert steps >= {"tag": 1, "move": 5, "delete": 5}[how]
 
 
-def test_a_kill_while_putting_away_is_made_good_on_s3_too(s3_environment: S3, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+def test_a_kill_while_putting_away_is_made_good_on_s3_too(s3_environment: S3, monkeypatch: pytest.MonkeyPatch):
     for how, steps in (("move", 1), ("move", 3), ("delete", 3)):
         assert not kill_after(steps, s3_place(s3_environment), how, False, monkeypatch)
 
@@ -436,7 +436,7 @@ def test_ten_thousand_finished_tasks_cost_a_local_look_little(tmp_path: Path):
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.3  # seconds; about 0.03 here
 
 
-def test_ten_thousand_finished_tasks_cost_ten_requests_on_s3(s3_environment: S3, line: Line, monkeypatch):  # noqa: F811
+def test_ten_thousand_finished_tasks_cost_ten_requests_on_s3(s3_environment: S3, line: Line, monkeypatch):
     place = s3_place(s3_environment)
     s3_environment.put_many({f"{place.url}/tasks/task{number}/TASK.json": b"{}" for number in range(10_000)})
     monkeypatch.setenv("AWS_ENDPOINT_URL", line.endpoint)
@@ -455,7 +455,7 @@ def test_ten_thousand_finished_tasks_cost_ten_requests_on_s3(s3_environment: S3,
     assert len(line.requests) <= 16  # the new folder's files and its manifest
 
 
-def test_a_server_that_is_gone_for_a_while_is_an_error_that_passes(s3_environment: S3, line: Line, monkeypatch):  # noqa: F811
+def test_a_server_that_is_gone_for_a_while_is_an_error_that_passes(s3_environment: S3, line: Line, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", line.endpoint)
     place = s3_place(s3_environment)
     bucket = place.bucket()
@@ -483,7 +483,7 @@ def test_a_server_that_is_gone_for_a_while_is_an_error_that_passes(s3_environmen
     assert place.names() == set()
 
 
-def test_a_server_that_does_not_answer_is_given_up(s3_environment: S3, line: Line, monkeypatch):  # noqa: F811
+def test_a_server_that_does_not_answer_is_given_up(s3_environment: S3, line: Line, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", line.endpoint)
     url = s3_environment.url()
     bucket = Bucket(url, settle_seconds=1, timeout_seconds=0.5)
@@ -498,7 +498,7 @@ def test_a_server_that_does_not_answer_is_given_up(s3_environment: S3, line: Lin
 
 
 @pytest.mark.parametrize("wrong", [{"AWS_SECRET_ACCESS_KEY": "wrong"}, {"AWS_ACCESS_KEY_ID": "nobody"}])
-def test_wrong_credentials_do_not_pass_and_say_what_to_check(s3_environment: S3, monkeypatch, wrong):  # noqa: F811
+def test_wrong_credentials_do_not_pass_and_say_what_to_check(s3_environment: S3, monkeypatch, wrong):
     url = s3_environment.url()
     for name, value in wrong.items():
         monkeypatch.setenv(name, value)
@@ -509,7 +509,7 @@ def test_wrong_credentials_do_not_pass_and_say_what_to_check(s3_environment: S3,
         assert not caught.value.passing
 
 
-def test_no_credentials_at_all_do_not_pass(s3_environment: S3, monkeypatch, tmp_path):  # noqa: F811
+def test_no_credentials_at_all_do_not_pass(s3_environment: S3, monkeypatch, tmp_path):
     url = s3_environment.url()
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)

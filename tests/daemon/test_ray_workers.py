@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from daemon_parts import Parts, daemon, drop, small_config
-from ray_session import ray_head  # noqa: F401
 
 from mqmk.daemon.config import Config, Gate
 from mqmk.daemon.config import Ray as RaySettings
