@@ -10,7 +10,7 @@ demo: .venv/installed
 	$(BIN)/mqmk-daemon demo
 
 test: .venv/installed .venv/servers
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: .venv/installed
 	$(BIN)/ruff check .

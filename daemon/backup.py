@@ -107,18 +107,24 @@ class _Copy:
             rows = [_Row(*row) for row in db.execute("SELECT version, digest, step FROM versions ORDER BY version")]
             tasks = list(db.execute("SELECT identity, state FROM tasks"))
             ledger_schema = int(db.execute("PRAGMA user_version").fetchone()[0])
-        missing = [row.version for row in rows if not self._pool(row)]
-        if current is not None and current.version in missing:
-            raise _Moved(f"version {current.version} is current and its files are not in the store")
+        found = {row.version: self._pool(row) for row in rows}
+        if current is not None:
+            if not found.get(current.version):
+                raise _Moved(f"version {current.version} is current, and the ledger or the store does not have it")
+            self.there.store.point_at(current)
         for identity, state in tasks:
             if identity and state != State.FORGOTTEN:
                 self._task(identity, state)
-        if current is not None:
-            self.there.store.point_at(current)
-        size = _seal(self.there.folder)
-        made_at, held = datetime.now(UTC).isoformat(timespec="seconds"), (row.version for row in rows)
-        done = BackedUp(made_at, version("mqmk-daemon"), ledger_schema, current.version if current else None,
-                        tuple(number for number in held if number not in missing), tuple(missing), len(tasks), size)  # fmt: skip
+        done = BackedUp(
+            made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            release=version("mqmk-daemon"),
+            ledger_schema=ledger_schema,
+            current=current.version if current else None,
+            versions=tuple(number for number, is_there in found.items() if is_there),
+            missing=tuple(number for number, is_there in found.items() if not is_there),
+            tasks=len(tasks),
+            bytes=_seal(self.there.folder),
+        )
         replace_file(self.there.folder / NOTE, (json.dumps(asdict(done), indent=2) + "\n").encode())
         return done
 
@@ -174,11 +180,11 @@ def _card(folder: Path) -> dict[str, object]:
 def _snapshot(source: Path, target: Path) -> None:
     """One moment of a database that is written to; a single file, with no log beside it."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=rw", uri=True, timeout=30)) as live:
-        with closing(sqlite3.connect(target)) as copy:
-            live.backup(copy)
-            copy.execute("PRAGMA journal_mode = DELETE")
-            found = copy.execute("PRAGMA quick_check").fetchone()[0]
+    address = f"{source.absolute().as_uri()}?mode=rw"
+    with closing(sqlite3.connect(address, uri=True, timeout=30)) as live, closing(sqlite3.connect(target)) as copy:
+        live.backup(copy)
+        copy.execute("PRAGMA journal_mode = DELETE")
+        found = copy.execute("PRAGMA quick_check").fetchone()[0]
     if found != "ok":
         raise LedgerError(f"{source} is damaged: {found}; restore a backup, or `mqmk-daemon doctor --rebuild`")
 
@@ -193,7 +199,7 @@ def _copy_tree(source: Path, target: Path) -> None:
 
 
 def _seal(folder: Path) -> int:
-    """Bring everything to disk, write down the hash of every file as `sha256sum -c` reads it, and say how much it is."""
+    """Bring everything to disk, with the hash of every file as `sha256sum -c` reads it; says how much it is."""
     lines, size = [], 0
     for path in sorted(_files(folder)):
         with path.open("r+b") as file:

@@ -93,6 +93,7 @@ class RayCluster:
         else:
             attach(ClusterAddress(self.config.ray.address))
         self.workers.trainers = trainers_that_fit(self.config)
+        self.workers.warm_up()
         if self.config.serve.enabled:
             serving.deploy(serve_settings(self.config))
         self.ledger.set_health("ray", True)

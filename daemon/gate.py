@@ -6,20 +6,17 @@ Each check returns the reason for a no, in words for the operator, or None.
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from mqmk.daemon.config import Config, Gate
 from mqmk.daemon.fresh_answer import FreshAnswers
-from mqmk.learner.evaluate import HeldOut
 from mqmk.learner.settings import TrainSettings
-from mqmk.matcher.golden import changed
-from mqmk.matcher.images import normalise
+from mqmk.matcher import golden
+from mqmk.matcher.errors import PoolError
 from mqmk.matcher.pool import PromptPool
 from mqmk.matcher.prompted_vit import FrozenViT
-
-SAMPLE: Final = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +25,6 @@ class Judged:
 
     old: PromptPool
     new: PromptPool
-    held_out: HeldOut
     document: Mapping[str, Any]
     candidate: Path
     approved: bool
@@ -63,9 +59,14 @@ def _new_task(gate: Gate, judged: Judged) -> str | None:
 
 
 def _old_tasks(vit: FrozenViT, train: TrainSettings, judged: Judged) -> str | None:
-    old, new, pictures = judged.old, judged.new, judged.held_out.pixels
-    if not old.tasks or train.g_prompt == "always":  # which changes them all, as the operator chose
+    """The same replay that every replica makes before it swaps."""
+    old, new = judged.old.to(vit.device), judged.new.to(vit.device)
+    if not old.tasks or not new.tasks or train.g_prompt == "always":  # which changes them all, as the operator chose
         return None
-    some = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(0))[:SAMPLE]
-    images = normalise(pictures[some].to(vit.device), vit.info)
-    return changed(vit, old.to(vit.device), new.to(vit.device), images)
+    if not torch.equal(old.g_prompt, new.g_prompt):
+        return "the g-prompt changed, and with it every query of old tasks"
+    try:
+        golden.compare(old, golden.record(vit, old), new, golden.record(vit, new))
+    except PoolError as error:
+        return str(error)
+    return None

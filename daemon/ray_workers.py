@@ -58,6 +58,10 @@ class Worker:
             found, self._reported = self._reported, []
             return found
 
+    def warm(self) -> None:
+        """Load the backbone before there is a job."""
+        _ = self._workshop.vit
+
     def pid(self) -> int:
         """Its process."""
         return os.getpid()
@@ -84,6 +88,13 @@ class RayWorkers:
     _busy: list[_Busy] = field(default_factory=list)
     _idle: list[Any] = field(default_factory=list)
     _builder: Any = None
+
+    def warm_up(self) -> None:
+        """Start the builder and one trainer before the first task comes; nothing waits for them."""
+        trainer = self._trainer()
+        self._idle.append(trainer)
+        for worker in (trainer, self._beside_the_state()):
+            worker.warm.remote()
 
     def room_for(self, kind: type[Job]) -> bool:
         trains = sum(isinstance(busy.job, Learn) for busy in self._busy)

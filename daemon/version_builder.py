@@ -53,7 +53,7 @@ class VersionBuilder:
         evaluation = Evaluation(new.to(CPU), table, held_out)
         new, document, figures = self._measured(new, evaluation)
         identity = write_pool(new, self.files.candidates, self.job.version, parent)
-        judged = Judged(old, new, held_out, document, self.files.candidates / identity.folder, self.job.approved)
+        judged = Judged(old, new, document, self.files.candidates / identity.folder, self.job.approved)
         refused = verdict(self.vit, self.config, judged, self.fresh)
         self._keep(table, figures, identity.digest)
         crash_points.reached("build.candidate")

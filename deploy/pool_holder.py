@@ -17,9 +17,9 @@ from typing import Final, Literal
 
 import torch
 
-from mqmk.deploy import golden
-from mqmk.deploy.golden import Golden
+from mqmk.matcher import golden
 from mqmk.matcher.errors import PoolError
+from mqmk.matcher.golden import Golden
 from mqmk.matcher.pool import PromptPool
 from mqmk.matcher.pool_store import Pointer, PoolStore
 from mqmk.matcher.predictor import PredictSettings, choose_matcher, name_answers, predict
