@@ -5,7 +5,7 @@
 The copy is a state directory itself: `mqmk-daemon start --state /backups/monday` goes on from there. MLflow's database
 is copied first, so that it never knows a version that the ledger does not; then the ledger, by SQLite's online backup,
 between two looks at CURRENT that see the same; then files, which are immutable or replaced whole. What belongs to the
-local Ray is left out, and so is the bucket.
+local Ray is left out, and so are the bucket and the queries of held-out pictures, which can be computed again.
 """
 
 import hashlib
@@ -160,9 +160,7 @@ class _Copy:
         _copy_tree(stored, copy)
         if hashlib.sha256((copy / TENSORS).read_bytes()).hexdigest() != _card(copy)["tensors_sha256"]:
             raise DaemonError(f"{stored} is damaged: mend it first (`mqmk-daemon doctor --rebuild`, or a backup)")
-        for source, target in ((self.here.queries(row.digest), self.there.queries(row.digest)),
-                               (self.here.evaluation(row.digest), self.there.evaluation(row.digest))):  # fmt: skip
-            _copy_tree(source, target)
+        _copy_tree(self.here.evaluation(row.digest), self.there.evaluation(row.digest))
         return True
 
     def _task(self, identity: str, state: str) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("matching_rate", "accuracy_task", "accuracy_all", "forgetting", "forgetting_max", "recall_at_3", "queries")
 DEFAULTS = TrainSettings()
-TRAINING = ("epochs", "keys", "g_prompt", "start", "e_length", "e_layers", "patches", "learning_rate")
+TRAINING = ("epochs", "batch", "keys", "g_prompt", "start", "e_length", "e_layers", "patches", "learning_rate")
 
 
 class Layers(click.ParamType["tuple[int, ...]"]):
@@ -52,6 +52,7 @@ class Layers(click.ParamType["tuple[int, ...]"]):
 @click.option("--train-per-class", type=click.IntRange(min=1), help="At most this many; all by default.")
 @click.option("--test-per-class", type=click.IntRange(min=1), help="At most this many; all by default.")
 @click.option("--epochs", type=click.IntRange(min=1), show_default=str(DEFAULTS.epochs))
+@click.option("--batch", type=click.IntRange(min=1), show_default=str(DEFAULTS.batch), help="Pictures of one step.")
 @click.option("--matchers", help="Comma-separated; all by default.")
 @click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--keys", type=click.Choice(["closed-form", "learned"]), show_default=DEFAULTS.keys)
