@@ -2,8 +2,13 @@
 
 import json
 import logging
+import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from mqmk.daemon import crash_points
@@ -54,7 +59,7 @@ class Records:
         self._registry.record_version(VersionRecord(
             effect_id=f"version:{row.version}:{row.digest}",
             version=row.version, digest=row.digest, parent=row.parent, kind=row.kind, task=task.name if task else None,
-            run_id=run, folder=folder, tags={"data": task.identity or ""} if task else {},
+            run_id=run, folder=folder, tags=code() | ({"data": task.identity or ""} if task else {}),
             metrics=_numbers(row.evaluation),
         ))  # fmt: skip
         crash_points.reached("record.version")
@@ -76,7 +81,7 @@ class Records:
             epochs=epochs[-self._config.train.epochs :],
             manifest=task.manifest or b"",
             files={"evaluation.json": json.dumps(row.evaluation, indent=2).encode()} | self._figures(row),
-            tags={"data": task.identity or ""},
+            tags=code() | {"data": task.identity or ""},
             started=begun[-1] if begun else None,
             ended=ended[-1] if ended else None,
         )
@@ -95,6 +100,17 @@ class Records:
             self._registry.point_serving(current.version)
             crash_points.reached("record.alias")
             self._ledger.remember(SERVED, current.digest)
+
+
+@cache
+def code() -> dict[str, str]:
+    """Which program made it: the release and, where it runs from a checkout, the commit."""
+    found = {"release": version("mqmk-daemon")}
+    with suppress(OSError, subprocess.SubprocessError):
+        command = ["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "HEAD"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+        found["git"] = done.stdout.strip()
+    return found
 
 
 def _numbers(evaluation: Mapping[str, Any]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What an operator installs on a machine or in containers: read by the tools that will read it there, and run if it can.
+"""What an operator installs on a machine or in containers: read by the tools that will read it there, or run.
 
 Systemd units, Dockerfile and compose file; Kubernetes is in test_kubernetes_files.py.
 """
