@@ -4,7 +4,7 @@ import json
 import shutil
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +35,50 @@ def ask(product: RunningDaemon, task: str, label: str, number: int = 20) -> dict
         return found
 
 
+Upload = Callable[[Path], None]
+
+
 def test_three_tasks_are_learned_served_killed_rolled_back_forgotten_and_stopped(product: RunningDaemon) -> None:
     bucket = product.state / "bucket"
+
+    def upload(path: Path) -> None:
+        place = bucket / "tasks" / path.parent.name
+        place.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, place)
+
+    live(product, upload)
+    mlflow = product.state / "mlflow" / "mlflow.db"
+    assert not problems(product.state, bucket, mlflow)
+    product.run("stop", "--keep-serving")
+    assert ask(product, "sea", "crab")["label"], "told to keep serving"
+    product.run("stop")
+    with pytest.raises(OSError, match="refused"):
+        ask(product, "sea", "crab")
+
+
+def test_the_same_on_a_real_s3_server(product: RunningDaemon, s3: S3) -> None:
+    url = s3.url()
+    product.settings = {**product.settings, "bucket.url": url, "bucket.after_learning": "tag"}
+    product.environment = s3.environment()
+
+    def upload(path: Path) -> None:
+        s3.files.put(str(path), f"{url.removeprefix('s3://')}/tasks/{path.parent.name}/{path.name}")
+
+    live(product, upload)
+    assert s3.files.exists(f"{url.removeprefix('s3://')}/tasks/sea/_LEARNED"), "the shards are tagged"
+
+
+def live(product: RunningDaemon, upload: Upload) -> None:
+    """From an empty state directory to a daemon that was told to stop, through everything an operator may do."""
     product.start()
     packed = product.folder / "packed"
     for task in ("sea", "birds", "fruit"):
         drop(packed, task, per_class=16)
-    fruit = bucket / "tasks" / "fruit"
-    fruit.mkdir(parents=True)
-    (fruit / "TASK.json").write_bytes((packed / "tasks" / "fruit" / "TASK.json").read_bytes())  # the odd order
-    for task in ("sea", "birds"):
-        shutil.copytree(packed / "tasks" / task, bucket / "tasks" / task)
-    for shard in (packed / "tasks" / "fruit").glob("*.tar"):
-        shutil.copy(shard, fruit)
-    product.wait_for(lambda: "SERVING" in product.states().values(), 120, "the first task is served")
+    files = sorted((packed / "tasks").glob("*/*"), key=lambda path: (path.name == "TASK.json", path.suffix, path.name))
+    odd = [path for path in files if path.parent.name == "fruit"][::-1]  # a manifest before its shards
+    for path in [*odd, *(path for path in files if path not in odd)]:
+        upload(path)
+    product.wait_for(lambda: "SERVING" in product.states().values(), 240, "the first task is served")
     answer = ask(product, "sea", "shark")
     assert answer["pool_version"] >= 1 and answer["label"] and answer["queries"] >= 1
 
@@ -57,7 +87,7 @@ def test_three_tasks_are_learned_served_killed_rolled_back_forgotten_and_stopped
     assert product.status()["state"] == "stopped"
     product.start()
     served = {"sea": "SERVING", "birds": "SERVING", "fruit": "SERVING"}
-    product.wait_for(lambda: product.states() == served, 150, "all tasks are served")
+    product.wait_for(lambda: product.states() == served, 240, "all tasks are served")
     assert ask(product, "birds", "owl")["pool_version"] == 3
     versions = json.loads(product.run("versions", "--json").stdout)
     assert [row["version"] for row in versions] == [1, 2, 3]
@@ -67,44 +97,18 @@ def test_three_tasks_are_learned_served_killed_rolled_back_forgotten_and_stopped
 
     product.run("rollback", "2")
     gone = versions[2]["task"]
-    product.wait_for(lambda: product.states()[gone] == "HELD", 20, "the later task is held")
-    product.wait_for(lambda: ask(product, "sea", "crab")["pool_version"] == 2, 20, "replicas roll back")
+    product.wait_for(lambda: product.states()[gone] == "HELD", 30, "the later task is held")
+    product.wait_for(lambda: ask(product, "sea", "crab")["pool_version"] == 2, 30, "replicas roll back")
     product.run("promote", gone)
-    product.wait_for(lambda: product.states() == served, 60, "the held task is served again")
+    product.wait_for(lambda: product.states() == served, 90, "the held task is served again")
     product.run("forget", gone)
-    product.wait_for(lambda: ask(product, "sea", "crab")["pool_version"] == 5, 30, "a version without it is served")
+    product.wait_for(lambda: ask(product, "sea", "crab")["pool_version"] == 5, 60, "a version without it is served")
     shown = json.loads(product.run("show", gone, "--json").stdout)
     assert shown[0]["state"] == "FORGOTTEN"
-
-    mlflow = product.state / "mlflow" / "mlflow.db"
-    product.wait_for(
-        lambda: all(row["recorded"] for row in json.loads(product.run("versions", "--json").stdout)), 60, "recorded"
-    )
+    product.wait_for(lambda: recorded(product), 60, "MLflow has every version")
     time.sleep(1)
     assert product.terminate() == 0
-    assert not problems(product.state, bucket, mlflow)
-    product.run("stop")
-    with pytest.raises(OSError, match="refused"):
-        ask(product, "sea", "crab")
 
 
-def test_the_same_on_a_real_s3_server(product: RunningDaemon, s3: S3, tmp_path: Path) -> None:
-    url = s3.url()
-    product.settings = {**product.settings, "bucket.url": url, "bucket.after_learning": "tag"}
-    product.environment = s3.environment()
-    store, root = s3.files, url.removeprefix("s3://")
-    for task in ("sea", "birds"):
-        drop(tmp_path / "packed", task, per_class=16)
-    product.start()
-    names = [*(tmp_path / "packed" / "tasks" / "sea").iterdir(), *(tmp_path / "packed" / "tasks" / "birds").iterdir()]
-    for path in sorted(names, key=lambda path: (path.name == "TASK.json", path.name), reverse=False):
-        store.put(str(path), f"{root}/tasks/{path.parent.name}/{path.name}")
-    served = {"sea": "SERVING", "birds": "SERVING"}
-    product.wait_for(lambda: "SERVING" in product.states().values(), 150, "the first task is served")
-    product.kill()
-    product.start()
-    product.wait_for(lambda: product.states() == served, 150, "both tasks are served")
-    assert ask(product, "birds", "owl")["pool_version"] == 2
-    store.invalidate_cache()
-    product.wait_for(lambda: store.exists(f"{root}/tasks/sea/_LEARNED"), 20, "the shards are tagged")
-    assert product.terminate() == 0
+def recorded(product: RunningDaemon) -> bool:
+    return all(row["recorded"] for row in json.loads(product.run("versions", "--json").stdout))

@@ -1,12 +1,11 @@
 """A newer release opens what an older one wrote, and goes on from there.
 
-`releases/<version>/` holds a state directory of each release: two tasks of sketches, made by `python test_upgrade.py`.
+`releases/<version>/` holds a state directory of each release: two tasks of sketches, made by
+`PYTHONPATH=tests python tests/daemon/test_upgrade.py`.
 """
 
-import os
 import shutil
 import sqlite3
-import sys
 import tempfile
 from contextlib import closing
 from dataclasses import replace
@@ -14,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from daemon_parts import daemon, drop, small_config
 from outside_checker import problems
 
 from mqmk.daemon.backup import back_up
@@ -28,8 +28,6 @@ RELEASES = Path(__file__).parent / "releases"
 
 
 def config_of(folder: Path) -> Config:
-    from daemon_parts import small_config
-
     return small_config(
         folder,
         train=TrainSettings(epochs=2, batch=16, e_length=2, g_length=1),
@@ -40,8 +38,6 @@ def config_of(folder: Path) -> Config:
 
 def make(release: Path) -> None:
     """Write down what this release writes."""
-    from daemon_parts import daemon, drop
-
     with tempfile.TemporaryDirectory() as folder:
         config = config_of(Path(folder))
         for task in ("sea", "birds"):
@@ -67,8 +63,6 @@ def test_there_is_a_state_directory_of_every_release() -> None:
 
 
 def test_a_ledger_and_pools_of_an_older_release_are_read_and_learned_on_top_of(older: Path) -> None:
-    from daemon_parts import daemon, drop
-
     before = {path.name: read_pool(path)[0].digest for path in sorted((older / "state" / "pools").glob("*-*"))}
     drop(older / "bucket", "fruit", per_class=4)
     parts = daemon(config_of(older))
@@ -104,6 +98,4 @@ def test_a_state_directory_of_an_older_release_can_be_backed_up(older: Path) -> 
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sys.path.insert(0, str(Path(__file__).parent.parent))
     make(RELEASES / version("mqmk-daemon"))
