@@ -20,6 +20,7 @@ from mqmk.deploy.doorman import Doorman, error_response, read_body, request_id_o
 from mqmk.deploy.errors import BadRequestError, RequestError, UnprocessableError
 from mqmk.deploy.keys import ApiKeys
 from mqmk.deploy.multipart import parse_multipart
+from mqmk.deploy.request_tally import RequestTally, note_matcher
 from mqmk.deploy.schemas import AnswerBody, ErrorBody, FeedbackBody, FeedbackIn, PoolBody, answers_body, pool_body
 from mqmk.deploy.service import CHOICES, Question, Service
 
@@ -64,6 +65,7 @@ def build_api(service: Service, keys: ApiKeys | None = None, *, echo_id: bool = 
     """The ASGI application of one replica."""
     app = FastAPI(title="mqmk-daemon", version=version("mqmk-daemon"), docs_url=None, redoc_url=None)
     app.add_middleware(Doorman, keys=keys or ApiKeys(), echo_id=echo_id)
+    app.add_middleware(RequestTally, measures=service.measures)  # the last one added is the outermost
     app.include_router(_predict_routes(service))
     app.include_router(_pages())
     app.include_router(v2_routes(service))
@@ -92,6 +94,7 @@ def _predict_routes(service: Service) -> APIRouter:
         body = await read_body(request, settings.request_bytes)
         pictures = [service.from_bytes(data) for data in _pictures(content_type, body)]
         question = Question(None if matcher is None else str(matcher.value), top_k)
+        note_matcher(request, service.matcher_of(question))
         answers = await service.predict(request_id_of(request), pictures, question)
         return JSONResponse(answers_body(answers, scores))
 

@@ -39,6 +39,17 @@ class Verdict:
     """False when the answer had its feedback before."""
 
 
+@dataclass(frozen=True)
+class Told:
+    """How often feedback said what, at one moment."""
+
+    verdicts: Mapping[str, int]
+    """Each label under one of `metric_names.VERDICTS`: one that no task knows is not counted as wrong, too."""
+    matched: Mapping[str, int]
+    """By the matched task."""
+    mismatched: Mapping[str, int]
+
+
 class Answers:
     """The last answers of one replica, by request id; the oldest go first."""
 
@@ -72,7 +83,17 @@ class Answers:
 
     def missed(self) -> None:
         """Feedback came for an answer that nobody remembers: too late, or a wrong id."""
-        self.counts["id_unknown"] += 1
+        with self._lock:
+            self.counts["id_unknown"] += 1
+
+    @property
+    def told(self) -> Told:
+        """What feedback has said so far."""
+        with self._lock:
+            counts = self.counts
+            verdicts = {name: counts[name] for name in ("right", "label_unknown", "id_unknown", "repeated")}
+            verdicts["wrong"] = counts["wrong"] - counts["label_unknown"]
+            return Told(verdicts, dict(self.matched), dict(self.mismatched))
 
     def _count(self, answer: Remembered, verdict: Verdict) -> None:
         if answer.told:

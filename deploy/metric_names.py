@@ -2,6 +2,8 @@
 
 A replica makes each of them with `ray.serve.metrics`, which adds the labels `deployment`, `replica` and `application`;
 Ray's agent shows it with `ray_` in front. Ray's counters refuse zero: `counter.inc(ZERO)` shows one before it counts.
+Ray's histograms refuse bounds of zero or less, and their agent makes `_sum` from the middles of the buckets: bounds of
+what is counted in whole numbers lie between them, so that their means are right.
 
 The matching rate has four kinds, and no name stands for two of them:
 heldout (mqmk_heldout_*, by the daemon), labelled (mqmk_labelled_*), estimated (mqmk_estimated_*), agreement
@@ -40,10 +42,10 @@ def task_labels(names: Iterable[str], most: int) -> Mapping[str, str]:
 
 
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-SCORES: Final = (-0.5, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+SCORES: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 MARGINS: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
-IMAGES: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-QUERIES: Final = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0)
+IMAGES: Final = (0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5, 12.5, 16.5, 24.5, 32.5, 48.5, 64.5)
+QUERIES: Final = (0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 8.5, 16.5, 32.5, 64.5, 128.5, 256.5, 1024.5)
 
 ROUTES: Final = ("predict", "infer", "feedback", "other")
 STAGES: Final = ("decode", "queue", "match", "total")

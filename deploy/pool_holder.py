@@ -18,8 +18,10 @@ from typing import Final, Literal
 import torch
 
 from mqmk.matcher import golden
+from mqmk.matcher.calibration import Confidence, confidence_of
 from mqmk.matcher.errors import PoolError
 from mqmk.matcher.golden import Golden
+from mqmk.matcher.matchers import MATCHERS
 from mqmk.matcher.pool import PromptPool
 from mqmk.matcher.pool_store import Pointer, PoolStore
 from mqmk.matcher.predictor import PredictSettings, choose_matcher, name_answers, predict
@@ -47,6 +49,10 @@ class Held:
     def version(self) -> int:
         """Of the pool."""
         return self.pointer.version
+
+    def confidence(self, matcher: str) -> Confidence:
+        """What the pool says about the certainty of a matcher."""
+        return _confidence(self.pool, matcher)
 
 
 @dataclass(frozen=True)
@@ -156,6 +162,7 @@ class PoolHolder:
         if not torch.isfinite(predicted.probabilities).all():
             raise PoolError("the first answer's probabilities are not finite")
         name_answers(pool, predicted)
+        _check_confidence(pool)
         return choose_matcher(pool, self._settings.budget, self._settings.match.shortlist)
 
     def _refuse(self, refusal: Refusal) -> None:
@@ -220,6 +227,18 @@ def _check_fit(pool: PromptPool, vit: FrozenViT) -> None:
         raise PoolError(f"expected prompts and keys of width {vit.dim}, got {pool.g_prompt.shape[-1]}")
     if max((*pool.e_layers, *pool.g_layers)) >= vit.depth:
         raise PoolError(f"expected prompts for {vit.depth} layers, got {pool.g_layers} and {pool.e_layers}")
+
+
+def _confidence(pool: PromptPool, matcher: str) -> Confidence:
+    return pool.remember(("confidence", matcher), lambda: confidence_of(pool.matching, matcher))
+
+
+def _check_confidence(pool: PromptPool) -> None:
+    """Whatever may be wrong with it shows now, and not in an answer."""
+    for matcher in MATCHERS:
+        calibration = _confidence(pool, matcher).calibration
+        if calibration and not 0 <= calibration.probability(0.5, 0.1) <= 1:
+            raise PoolError(f"the calibration of {matcher} gives no probability")
 
 
 @contextmanager

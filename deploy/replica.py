@@ -16,7 +16,9 @@ from mqmk.deploy.api import build_api
 from mqmk.deploy.errors import NotReadyError
 from mqmk.deploy.feedback import Verdict
 from mqmk.deploy.keys import read_keys
+from mqmk.deploy.measures import Measures
 from mqmk.deploy.pool_holder import PoolHolder, Watcher
+from mqmk.deploy.replica_metrics import RayMetrics
 from mqmk.deploy.reports import ReplicaReport, Reporter
 from mqmk.deploy.service import Service
 from mqmk.deploy.settings import ServeSettings
@@ -39,7 +41,7 @@ class Replica:
         vit = _backbone(settings)
         predicting = PredictSettings(settings.matcher, settings.budget)
         self._holder = PoolHolder(PoolStore(settings.pools), vit, predicting, retry_seconds=settings.retry_seconds)
-        self._service = Service(vit, self._holder, settings, self._ask_others)
+        self._service = Service(vit, self._holder, settings, self._ask_others, Measures(RayMetrics(), settings))
         self._watcher = Watcher(self._holder, settings.watch_seconds, self._report)
         self._watcher.start()
         while not self._holder.caught_up:
@@ -80,6 +82,7 @@ class Replica:
         return next((verdict for verdict in found if isinstance(verdict, Verdict)), None)
 
     def _report(self) -> None:
+        self._service.export()
         holder, answers = self._holder, self._service.answers
         held, refusal = holder.held, holder.last_refusal
         self._reporter.write(

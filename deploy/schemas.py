@@ -1,6 +1,6 @@
 """What the HTTP answers look like, for the OpenAPI document, and how they are made from answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -128,6 +128,11 @@ def answers_body(answers: Sequence[Answered], with_scores: bool) -> dict[str, An
     return bodies[0] if len(bodies) == 1 else bodies
 
 
+def _matching(matching: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the reference of drift: a histogram or two for every task, which only replicas read."""
+    return {name: value for name, value in matching.items() if name != "reference"}
+
+
 def pool_body(held: Held | None, backbone: str, matcher: str) -> dict[str, Any]:
     """What GET /pool says."""
     tasks = held.pool.tasks if held else ()
@@ -148,5 +153,5 @@ def pool_body(held: Held | None, backbone: str, matcher: str) -> dict[str, Any]:
             }
             for task in tasks
         ],
-        "matching": dict(held.pool.matching) if held else {},
+        "matching": _matching(held.pool.matching) if held else {},
     }

@@ -1,6 +1,7 @@
 """From the bytes of some pictures to answers, all of them from one pool: decode, batch, predict, remember."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from jaxtyping import Float
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from mqmk.deploy.agreement import Agreement
 from mqmk.deploy.batching import Batcher
 from mqmk.deploy.errors import (
     BusyError,
@@ -23,7 +25,10 @@ from mqmk.deploy.errors import (
     WrongMediaTypeError,
 )
 from mqmk.deploy.feedback import Answers, Owners, Remembered, Verdict
+from mqmk.deploy.measures import Measures
+from mqmk.deploy.metric_names import NO_MATCHER
 from mqmk.deploy.pool_holder import Held, PoolHolder
+from mqmk.deploy.replica_metrics import NoMetrics
 from mqmk.deploy.settings import ServeSettings
 from mqmk.matcher.errors import ImageError, MatchError
 from mqmk.matcher.images import ImageLimits, decode, pixel_count, prepare
@@ -73,17 +78,27 @@ class Answered:
 class _Computed:
     prediction: Prediction
     scores: tuple[tuple[str, float], ...]
+    began: float
+    ended: float
+    """Of its batch."""
 
 
 class Service:
     """One replica's predictor. Belongs to one event loop."""
 
     def __init__(
-        self, vit: FrozenViT, holder: PoolHolder, settings: ServeSettings, elsewhere: Elsewhere | None = None
+        self,
+        vit: FrozenViT,
+        holder: PoolHolder,
+        settings: ServeSettings,
+        elsewhere: Elsewhere | None = None,
+        measures: Measures | None = None,
     ) -> None:
         self.settings, self.holder = settings, holder
         self.answers = Answers(settings.remembered_answers)
         self.answered = 0
+        self.measures = measures or Measures(NoMetrics(), settings)
+        self._agreement = Agreement(vit, settings.agreement_share, self.measures.agreed)
         self._vit, self._elsewhere, self._inside = vit, elsewhere, 0
         self._limits = ImageLimits(settings.request_bytes, settings.pixels)
         self._decoders = ThreadPoolExecutor(settings.decode_threads, thread_name_prefix="decode")
@@ -101,6 +116,15 @@ class Service:
     def backbone(self) -> str:
         """Its name."""
         return self._vit.info.name
+
+    def matcher_of(self, question: Question) -> str:
+        """What a request would be matched by now; `none` before anything was learned."""
+        held = self.holder.held
+        return self._chosen(held, question) if held and held.pool.tasks else NO_MATCHER
+
+    def export(self) -> None:
+        """Tell metrics that are told from time to time; any thread may call, and it never raises."""
+        self.measures.export(self.holder.held, self._inside, self.answers.told)
 
     async def aside(self, work: Callable[..., T], *given: Any) -> T:
         """Do what would hold up the event loop in a decoding thread."""
@@ -148,18 +172,29 @@ class Service:
     def close(self) -> None:
         """End the threads."""
         self._batcher.close()
+        self._agreement.close()
         self._decoders.shutdown(wait=False, cancel_futures=True)
 
     async def _answer(
         self, request_id: str, held: Held, pictures: Sequence[Picture], question: Question
     ) -> list[Answered]:
-        name = question.matcher or self.settings.matcher
-        matcher = held.auto if name == AUTO else name
+        began = time.perf_counter()
         images = await asyncio.gather(*(self.aside(self._tensor, picture) for picture in pictures))
-        computed = await self._batcher.submit((held, matcher), images)
+        decoded = time.perf_counter()
+        computed = await self._batcher.submit((held, self._chosen(held, question)), images)
+        begun, ended = min(found.began for found in computed), max(found.ended for found in computed)
+        self.measures.stages(decoded - began, begun - decoded, ended - begun)
         top_k = question.top_k or self.settings.top_k
         ids = [request_id] if len(pictures) == 1 else [f"{request_id}.{place}" for place in range(len(pictures))]
-        return [self._told(own_id, held, found, top_k) for own_id, found in zip(ids, computed, strict=True)]
+        answers = [self._told(own_id, held, found, top_k) for own_id, found in zip(ids, computed, strict=True)]
+        for image, answered in zip(images, answers, strict=True):
+            self.measures.answer(held, answered.prediction, answered.unknown)
+            self._agreement.sample(held, image, answered.prediction)
+        return answers
+
+    def _chosen(self, held: Held, question: Question) -> str:
+        name = question.matcher or self.settings.matcher
+        return held.auto if name == AUTO else name
 
     def _told(self, own_id: str, held: Held, found: _Computed, top_k: int) -> Answered:
         prediction = replace(found.prediction, top=found.prediction.top[:top_k])
@@ -168,7 +203,7 @@ class Service:
         )
         self.answers.remember(own_id, known)
         self.answered += 1
-        threshold = unknown_threshold(held.pool, prediction.matcher)
+        threshold = held.confidence(prediction.matcher).threshold
         unknown = None if threshold is None else prediction.score < threshold
         return Answered(own_id, prediction, found.scores, unknown, held.version)
 
@@ -187,15 +222,15 @@ class Service:
         return UnprocessableError(str(error))
 
     def _compute(self, key: tuple[Held, str], images: Sequence[Float[Tensor, "3 height width"]]) -> list[_Computed]:
-        held, matcher = key
+        began, (held, matcher) = time.perf_counter(), key
         settings = PredictSettings(matcher, self.settings.budget)
         predicted = predict(self._vit, held.pool, torch.stack(list(images)).to(self._vit.device), settings)
         names = [task.name for task in held.pool.tasks]
-        rows = predicted.match.scores.tolist()
-        return [
-            _Computed(prediction, _ranked(names, row))
-            for prediction, row in zip(name_answers(held.pool, predicted, top_k=100), rows, strict=True)
-        ]
+        rows = [_ranked(names, row) for row in predicted.match.scores.tolist()]
+        named = name_answers(held.pool, predicted, top_k=100)
+        ended = time.perf_counter()
+        self.measures.batch(len(images))
+        return [_Computed(prediction, row, began, ended) for prediction, row in zip(named, rows, strict=True)]
 
 
 def _ranked(names: Sequence[str], scores: Sequence[float]) -> tuple[tuple[str, float], ...]:
@@ -213,14 +248,3 @@ def owners_of_labels(pool: PromptPool) -> Owners:
         return {label: frozenset(tasks) for label, tasks in owners.items()}
 
     return pool.remember("owners of labels", compute)
-
-
-def unknown_threshold(pool: PromptPool, matcher: str) -> float | None:
-    """Below this match score a picture looks like nothing the pool knows; None without a calibration.
-
-    The pool's card says {"threshold": s, "false_alarm": r}, or that for each matcher by name.
-    """
-    card: Any = pool.matching.get("unknown") or {}
-    own = card.get(matcher, card)
-    threshold = own.get("threshold") if isinstance(own, dict) else None
-    return float(threshold) if isinstance(threshold, int | float) else None

@@ -65,6 +65,11 @@ class ServeSettings:
     remembered_answers: int = 10_000
     """How many answers of a replica can still get feedback."""
 
+    agreement_share: float = 0.01
+    """Of answers, which are matched again exactly, to tell how often both agree; less where that would cost much."""
+    task_labels: int = 100
+    """Tasks with metrics of their own; the others are added up as `other`."""
+
     proxy_health_seconds: float = 1.0
     proxy_health_timeout_seconds: float = 2.0
     haproxy: bool = False
@@ -79,6 +84,9 @@ class ServeSettings:
             _at_least(name, getattr(self, name), 0.01)
         if self.max_replicas is not None:
             _at_least("max_replicas", self.max_replicas, self.replicas)
+        _at_least("task_labels", self.task_labels, 0)
+        if not 0 <= self.agreement_share <= 1:
+            raise ServeError(f"agreement_share: expected 0 to 1, got {self.agreement_share}")
         if not 0 <= self.port <= 65535:
             raise ServeError(f"port: expected 0 to 65535, got {self.port}")
         if not (is_loopback(self.host) or self.api_keys or self.anonymous):

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from daemon_parts import Parts, daemon, drop, small_config
 from outside_checker import problems
 
+from mqmk.daemon import backup as backup_module
 from mqmk.daemon import crash_points
 from mqmk.daemon.backup import BackedUp, back_up
 from mqmk.daemon.commands.backup import backup
@@ -100,6 +101,32 @@ def test_copies_made_while_tasks_are_learned_and_rolled_back_are_whole(tmp_path:
         again = gone_on(config, copy)
         assert problems(copy, tmp_path / "bucket") == []
         again.close()
+
+
+def test_a_pointer_that_moves_while_the_ledger_is_copied_makes_the_copy_begin_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(tmp_path)
+    for task in ("sea", "birds"):
+        drop(tmp_path / "bucket", task, per_class=4)
+    parts = daemon(config)
+    parts.run()
+    snapshot, copied = backup_module._snapshot, []
+
+    def rolled_back_meanwhile(source: Path, target: Path) -> None:
+        snapshot(source, target)
+        if not copied:
+            parts.ledger.ask("rollback", "1")
+            parts.orchestrator.run_pass()
+        copied.append(source)
+
+    monkeypatch.setattr(backup_module, "_snapshot", rolled_back_meanwhile)
+    assert back_up(config, tmp_path / "copy").current == 1 and len(copied) == 2
+    parts.close()
+    again = gone_on(config, tmp_path / "copy")
+    assert sorted(again.states.values()) == ["HELD", "PUBLISHED"]
+    assert problems(tmp_path / "copy", tmp_path / "bucket") == []
+    again.close()
 
 
 def test_mlflow_on_the_copy_ends_with_the_versions_of_the_ledger(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A Ray head with the service on it, in a process of its own: `serve_process.py POOLS PORT REPLICAS TEMP`.
 
-Says `ready` when it answers. A line `deploy` on its input deploys again; the end of its input ends everything.
+Says `ready` when it answers. A line `deploy` on its input deploys again, `metrics` asks for the port of Ray's metrics.
+The end of its input ends everything.
 """
 
 import os
@@ -23,7 +24,7 @@ def main(pools: str, port: str, replicas: str, temp: str) -> None:
     )
     ray.init(
         num_cpus=2, namespace="mqmk", _temp_dir=temp, object_store_memory=100 * 2**20, include_dashboard=False,
-        log_to_driver=False,
+        log_to_driver=False, _system_config={"metrics_report_interval_ms": 2000},
     )  # fmt: skip
     try:
         serving.deploy(settings)
@@ -34,6 +35,8 @@ def main(pools: str, port: str, replicas: str, temp: str) -> None:
                 serving.deploy(settings)
                 serving.hint()
                 print(f"deployed {serving.application_status()}", flush=True)
+            if line.strip() == "metrics":
+                print(ray.nodes()[0]["MetricsExportPort"], flush=True)
     finally:
         serving.shutdown()
         ray.shutdown()

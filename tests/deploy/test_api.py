@@ -231,14 +231,6 @@ def test_the_pool_lists_what_was_learned_and_is_sent_again_only_when_it_changed(
     assert client.get("/pool", headers={"If-None-Match": answer.headers["etag"]}).status_code == 304
 
 
-def test_a_picture_below_the_calibrated_score_is_unknown(vit, tmp_path):
-    for threshold, expected in ((2.0, True), (-2.0, False)):
-        pool = marked_pool(vit, 1).with_matching({"unknown": {"threshold": threshold, "false_alarm": 0.05}})
-        publish(tmp_path / f"{threshold}", pool, 1)
-        with TestClient(build_api(make(vit, tmp_path / f"{threshold}"))) as client:
-            assert client.post("/predict", content=PICTURE).json()["match"]["unknown"] is expected
-
-
 def test_the_calibration_may_be_of_one_matcher(vit, tmp_path):
     pool = marked_pool(vit, 1).with_matching({"unknown": {"mqmk": {"threshold": 2.0}}})
     publish(tmp_path / "pools", pool, 1)

@@ -22,7 +22,10 @@ import bad_pools
 import pytest
 from fingerprints import marked_pool, picture, publish, version_of
 from load import Load, quantile, within
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
+from mqmk.deploy.metric_names import RAY_PREFIX, REPLICA_METRICS, Metric
 from mqmk.deploy.reports import ReplicaReport, live_reports
 from mqmk.matcher.backbone import load_backbone
 from mqmk.matcher.pool_store import PoolStore
@@ -125,6 +128,45 @@ def test_feedback_finds_the_replica_that_answered(running):
 def test_errors_keep_their_shape_through_the_proxy(running):
     assert running.post("/predict", b"hello")["status"] == 415
     assert running.post("/predict", b"x" * (16 * 2**20 + 1))["status"] == 413
+
+
+def exported(address: str) -> dict[str, list[Sample]]:
+    """What Ray's agent shows of ours, by the declared name."""
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        samples = [sample for family in families for sample in family.samples]
+    return {metric.name: [each for each in samples if each.name in exported_as(metric)] for metric in REPLICA_METRICS}
+
+
+def exported_as(metric: Metric) -> tuple[str, ...]:
+    name = RAY_PREFIX + metric.name
+    return tuple(f"{name}_{part}" for part in ("bucket", "sum", "count")) if metric.kind == "histogram" else (name,)
+
+
+def total(samples: list[Sample], **labels: str) -> float:
+    return sum(each.value for each in samples if labels.items() <= each.labels.items())
+
+
+def test_rays_agent_shows_everything_that_replicas_are_declared_to_export(running):
+    address = f"http://127.0.0.1:{running.say('metrics')}/metrics"
+    for _ in range(6):
+        running.post("/predict", picture(), **{"X-Request-Id": "told"})
+    running.post("/feedback", json.dumps({"id": "told", "label": "label-v1-a"}).encode())
+
+    def told() -> bool:
+        now = exported(address)
+        answered = total(now["mqmk_requests_total"], route="predict", code="200", matcher="mqmk")
+        return answered >= 6 and total(now["mqmk_labelled_matches_total"], result="matched") >= 1
+
+    until(told, 40, "six answers and a label are told")
+    found = exported(address)
+    assert [name for name, samples in found.items() if not samples] == []
+    assert total(found["mqmk_answers_total"], task="task-v1") >= 6
+    assert total(found["mqmk_answers_total"], task="kept0") == pytest.approx(0)
+    assert {each.labels["stage"] for each in found["mqmk_request_seconds"]} == {"decode", "queue", "match", "total"}
+    for samples in found.values():
+        assert all({"deployment", "replica", "application"} <= each.labels.keys() for each in samples)
+    assert len({each.labels["replica"] for each in found["mqmk_inflight_images"]}) == 2
 
 
 def test_deploying_again_leaves_the_replicas_alone(running):
