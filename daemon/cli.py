@@ -23,6 +23,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "config": ("config:config", "Print every setting and where it came from."),
     "doctor": ("doctor:doctor", "Check everything the daemon needs, and say what to do."),
     "demo": ("demo:demo", "Watch a real daemon learn sketches, or your own pictures."),
+    "backup": ("backup:backup", "Copy the state directory while the daemon works."),
     "bench": ("bench:bench", "Measure speed and accuracy."),
 }
 """Where each command lives (its module is imported only when it is named), and its line in --help."""

@@ -5,12 +5,13 @@ import os
 import signal
 import sqlite3
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Protocol
 
 from mqmk.daemon.bucket import Bucket
 from mqmk.daemon.config import Config
+from mqmk.daemon.config_keys import shown
 from mqmk.daemon.ledger import Ledger, State
 from mqmk.daemon.lock import DaemonLock, Holder
 from mqmk.daemon.logs import event
@@ -19,6 +20,7 @@ from mqmk.daemon.orchestrator import Orchestrator, Replica
 from mqmk.daemon.records import Records
 from mqmk.daemon.registry_records import Registry
 from mqmk.daemon.state_files import StateFiles
+from mqmk.daemon.systemd_notify import ServiceManager
 from mqmk.daemon.workers import InlineWorkers, Workers
 from mqmk.matcher.errors import MqmkError
 
@@ -83,12 +85,14 @@ class Service:
     orchestrator: Orchestrator
     metrics: Server
     stopping: bool = False
+    manager: ServiceManager = field(default_factory=ServiceManager)
 
     def run(self) -> None:
         """Turn until a signal says stop; a pass that fails is logged and tried again, later each time."""
         least, most = self.config.bucket.poll_seconds, self.config.bucket.max_poll_seconds
         pause = least
         while not self.stopping:
+            self.manager.alive()
             begun, happened = time.monotonic(), False
             try:
                 self.ground.tend()
@@ -116,6 +120,7 @@ class Service:
         """Until something may have changed: the bucket, a job, a command, a signal."""
         deadline = time.monotonic() + seconds
         while not self.stopping and (left := deadline - time.monotonic()) > 0:
+            self.manager.alive()  # a pause may be longer than the watchdog's patience
             if self.bucket.wait(min(left, SLICE_SECONDS)) or self.ledger.changed_by_others() or self._under_way():
                 return
 
@@ -131,11 +136,13 @@ class Service:
         """A signal: end after the step that is being done."""
         log.info("stopping", extra=event("daemon.stopping", signal=signal.Signals(number).name))
         self.stopping = True
+        self.manager.stopping()
         self.bucket.wake()
 
 
 def run_daemon(config: Config) -> None:
     """Everything from the lock to the last line of the log."""
+    manager = ServiceManager.take()  # before Ray is started, whose processes would inherit its variables
     lock = DaemonLock(config.state.dir).take()
     config.state.dir.chmod(0o700)
     ledger = Ledger(config.ledger_file)
@@ -148,11 +155,12 @@ def run_daemon(config: Config) -> None:
     orchestrator = Orchestrator(config, ledger, bucket, files, ground.workers, records, ground)
     metrics = serve_metrics(config, config.ledger_file)
     lock.say(Holder(os.getpid(), time.time(), metrics.url))
-    service = Service(config, ledger, bucket, ground, orchestrator, metrics)
+    service = Service(config, ledger, bucket, ground, orchestrator, metrics, manager=manager)
     service.listen()
     log.info(f"watching {config.bucket_url}", extra=event("daemon.started", state=str(config.state.dir)))
     try:
         ground.start()
+        manager.ready(f"watching {shown(config.bucket_url)}")
         service.run()
     finally:
         ground.stop()
