@@ -30,13 +30,13 @@ def main(folder: Path) -> None:
     ray.init(address=cluster.address, namespace="mqmk", log_to_driver=False)
     config = small_config(
         folder,
-        train=TrainSettings(epochs=8, batch=16),
+        train=TrainSettings(epochs=5, batch=16),
         gate=Gate(accuracy_floor=0.0, fresh_process=False),
         ray=RaySettings(trainer_cpus=1.0),
     )
     config = replace(config, retry=replace(config.retry, attempts=5))
     parts = daemon(config, workers=lambda config: RayWorkers(config, trainers=1))
-    drop(folder / "bucket", "sea", per_class=60)
+    drop(folder / "bucket", "sea", per_class=40)
     deadline = time.monotonic() + 150
     killed_after = None
     while parts.states != {"sea": "PUBLISHED"} and time.monotonic() < deadline:
