@@ -50,6 +50,8 @@ def serve_settings(config: Config) -> ServeSettings:
         timeout_seconds=wanted.timeout_seconds,
         watch_seconds=wanted.watch_seconds,
         haproxy=wanted.haproxy,
+        agreement_share=wanted.agreement_share,
+        task_labels=config.metrics.task_labels,
     )
 
 

@@ -176,6 +176,8 @@ class Serve:
     """Longest time for one request."""
     watch_seconds: Annotated[float, Range(0.01)] = 0.25
     """How often a replica looks at the pointer for a new version."""
+    agreement_share: Annotated[float, Range(0, 1)] = 0.01
+    """Share of the answers that are compared with exact matching, after they were given."""
     api_keys: Path | None = None
     """File with the hashes of the keys that clients may show, one a line; none asks for no key."""
     open: bool = False
