@@ -157,7 +157,7 @@ def run_daemon(config: Config) -> None:
     lock.say(Holder(os.getpid(), time.time(), metrics.url))
     service = Service(config, ledger, bucket, ground, orchestrator, metrics, manager=manager)
     service.listen()
-    log.info(f"watching {config.bucket_url}", extra=event("daemon.started", state=str(config.state.dir)))
+    log.info(f"watching {shown(config.bucket_url)}", extra=event("daemon.started", state=str(config.state.dir)))
     try:
         ground.start()
         manager.ready(f"watching {shown(config.bucket_url)}")
