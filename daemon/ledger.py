@@ -121,7 +121,7 @@ class Ledger:
     def overlook(self, task: TaskRow) -> None:
         """Look at the task's folder as if it had never been seen."""
         with self._transaction() as db:
-            db.execute("DELETE FROM sightings WHERE task = ?", (task.id,))
+            db.execute("UPDATE sightings SET fingerprint = '' WHERE task = ?", (task.id,))
 
     def move(self, task: TaskRow, to: State, event: str, detail: Mapping[str, Any] | None = None,
              **changes: Any) -> TaskRow:  # fmt: skip

@@ -66,9 +66,11 @@ class Operators:
         if task.state not in (State.QUARANTINED, State.CONFLICT, State.FORGOTTEN) and conflicts:
             raise LedgerError(f"task {name} is {task.state}; forget it first, then retry the other one of that name")
         if task.state in (State.QUARANTINED, State.CONFLICT, State.FORGOTTEN):
+            self._ledger.overlook(task)
+            if task.code == "bad-manifest":  # which says what the task is: it is read first
+                return f"TASK.json of {name} is read again"
             if task.identity:
                 self._files.clear_work(task.identity)
-            self._ledger.overlook(task)
             self._ledger.move(task, State.DISCOVERED, "task.retried", split=1, report=None)
             return f"{name} is read again"
         if task.attempts:

@@ -105,6 +105,11 @@ def test_a_manifest_that_is_no_manifest_is_quarantined_at_once(tmp_path: Path) -
     parts.run()
     (odd,) = parts.ledger.named("odd")
     assert odd.state is State.QUARANTINED and odd.code == "bad-manifest"
+    drop(tmp_path / "other", "sea", "odd", per_class=6)
+    shutil.copytree(tmp_path / "other" / "tasks" / "odd", folder, dirs_exist_ok=True)
+    parts.ledger.ask("retry", "odd")
+    parts.run()
+    assert [task.state for task in parts.ledger.named("odd")] == [State.PUBLISHED], "one row, mended"
 
 
 def test_shards_without_a_manifest_become_a_task_once_they_settled(tmp_path: Path) -> None:
