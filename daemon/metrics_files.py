@@ -10,6 +10,8 @@ from typing import Any
 
 from mqmk.daemon.config import Config
 from mqmk.deploy.reports import ReplicaReport, live_reports
+from mqmk.matcher.errors import PoolError
+from mqmk.matcher.pointer import read_pointer
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,12 @@ class FilesReader:
         return live_reports(self.config.pools_folder.parent / "replicas") if served else []
 
     def _current(self) -> Pool | None:
-        with suppress(OSError, ValueError, KeyError, TypeError):  # absent, or moved on while it is read
-            pointer = json.loads((self.config.pools_folder / "CURRENT").read_text())
-            folder = f"{pointer['version']}-{pointer['digest'][:12]}"
-            if self._pool is None or self._pool.folder != folder:
-                self._pool = _read(self.config.pools_folder / folder, int(pointer["version"]))
+        with suppress(OSError, ValueError, KeyError, TypeError, PoolError):  # absent, or moved on while it is read
+            pointer = read_pointer(self.config.pools_folder)
+            if pointer is None:
+                return None
+            if self._pool is None or self._pool.folder != pointer.folder:
+                self._pool = _read(self.config.pools_folder / pointer.folder, pointer.version)
             return self._pool
         return None
 

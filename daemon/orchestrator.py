@@ -350,10 +350,12 @@ class Orchestrator:
                 if error.passing:
                     self._unhealthy("bucket", str(error))
                     return
-                self.ledger.note("task.not-tidied", task, {"reason": str(error)})  # such as: changed since
+                said: tuple[str, dict[str, str]] = ("task.not-tidied", {"reason": str(error)})  # such as: changed since
+            else:
+                said = ("task.tidied", {"how": how})
             crash_points.reached("tidy.done")
             self.ledger.mark(task, tidied=True)
-            self.ledger.note("task.tidied", task, {"how": how})
+            self.ledger.note(said[0], task, said[1])
             crash_points.reached("tidy.after")
 
     def _healthy(self, part: str) -> None:

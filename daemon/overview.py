@@ -9,6 +9,7 @@ from mqmk.daemon.config import Config
 from mqmk.daemon.errors import LedgerError
 from mqmk.daemon.ledger import Ledger, State, TaskRow
 from mqmk.daemon.lock import holder_of
+from mqmk.matcher.pointer import read_pointer
 
 NEXT_STEP: Mapping[State, str] = {
     State.DISCOVERED: "its samples are read and checked",
@@ -53,13 +54,9 @@ class Overview:
         }
 
     def current_version(self) -> int | None:
-        """What CURRENT says, read without loading anything heavy."""
-        import json
-
-        try:
-            return int(json.loads((self.config.pools_folder / "CURRENT").read_text())["version"])
-        except FileNotFoundError:
-            return None
+        """What CURRENT says."""
+        current = read_pointer(self.config.pools_folder)
+        return current.version if current else None
 
     def serving(self) -> dict[str, Any]:
         """Who answers requests, and with which version; `skew` while replicas differ from CURRENT."""

@@ -13,7 +13,7 @@ from mqmk.daemon.jobs import Built
 from mqmk.daemon.ledger import IN_POOL, Ledger, State, TaskRow, VersionRow
 from mqmk.daemon.logs import event
 from mqmk.daemon.state_files import StateFiles
-from mqmk.matcher.pool_store import Pointer
+from mqmk.matcher.pointer import Pointer
 
 log = logging.getLogger(__name__)
 

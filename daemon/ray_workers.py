@@ -179,11 +179,6 @@ class RayWorkers:
         """Ray is gone, and every worker with it; jobs are given out again."""
         self._busy, self._idle, self._builder = [], [], None
 
-    def let_idle_go(self) -> None:
-        """Give the memory of trainers back that have nothing to do."""
-        while self._idle:
-            ray.kill(self._idle.pop())
-
 
 def trainers_that_fit(config: Config) -> int:
     """How many trainers the cluster has room for beside the replicas."""

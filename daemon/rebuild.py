@@ -12,8 +12,8 @@ from mqmk.daemon.errors import LedgerError
 from mqmk.daemon.ledger import Ledger, State
 from mqmk.daemon.registry_records import RegisteredVersion, Registry
 from mqmk.daemon.state_files import StateFiles
+from mqmk.matcher.pointer import Pointer
 from mqmk.matcher.pool_files import encode, read_pool
-from mqmk.matcher.pool_store import Pointer
 
 
 @dataclass(frozen=True)

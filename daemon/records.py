@@ -5,7 +5,6 @@ import logging
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -13,13 +12,14 @@ from typing import Any
 
 from mqmk.daemon import crash_points
 from mqmk.daemon.config import Config
+from mqmk.daemon.config_keys import flat
 from mqmk.daemon.errors import RegistryError
 from mqmk.daemon.ledger import Ledger, TaskRow, VersionRow
 from mqmk.daemon.logs import event
 from mqmk.daemon.operators import Operators
 from mqmk.daemon.registry_records import Registry, TrainingRecord, VersionRecord
 from mqmk.daemon.state_files import StateFiles
-from mqmk.matcher.pool_store import Pointer
+from mqmk.matcher.pointer import Pointer
 
 log = logging.getLogger(__name__)
 SERVED = "mlflow.serving"
@@ -77,7 +77,7 @@ class Records:
         return TrainingRecord(
             effect_id=f"train:{task.identity}",
             task=task.name,
-            parameters=_flat(asdict(self._config.train)) | {"backbone": self._config.backbone.name},
+            parameters=self._parameters(),
             epochs=epochs[-self._config.train.epochs :],
             manifest=task.manifest or b"",
             files={"evaluation.json": json.dumps(row.evaluation, indent=2).encode()} | self._figures(row),
@@ -85,6 +85,11 @@ class Records:
             started=begun[-1] if begun else None,
             ended=ended[-1] if ended else None,
         )
+
+    def _parameters(self) -> dict[str, Any]:
+        values = {key: value for key, value in flat(self._config).items() if value is not None}
+        own = {key.removeprefix("train."): value for key, value in values.items() if key.startswith("train.")}
+        return own | {"backbone": self._config.backbone.name}
 
     def _figures(self, row: VersionRow) -> dict[str, bytes]:
         folder = self._files.evaluation(row.digest)
@@ -115,10 +120,3 @@ def code() -> dict[str, str]:
 
 def _numbers(evaluation: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in evaluation.items() if isinstance(value, int | float)}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return {name: value for name, value in flat.items() if value is not None}

@@ -14,7 +14,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from mqmk.matcher.durable import replace_file, sync_folder, write_file
+from mqmk.matcher.durable import replace_file, write_folder
 from mqmk.matcher.pool import PromptPool
 from mqmk.matcher.pool_files import CARD, TENSORS, PoolFiles, decode, read_pool
 from mqmk.matcher.pool_store import PoolStore
@@ -88,16 +88,7 @@ class StateFiles:
         self._save(self.work(identity) / "base", base)
 
     def _save(self, final: Path, files: PoolFiles) -> Path:
-        if final.is_dir():
-            return final
-        part = final.with_name(f".{final.name}.part")
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        write_file(part / TENSORS, files.tensors)
-        write_file(part / CARD, files.card)
-        sync_folder(part)
-        part.rename(final)
-        sync_folder(final.parent)
+        write_folder(final, {TENSORS: files.tensors, CARD: files.card})
         return final
 
     def clear_work(self, identity: str) -> None:

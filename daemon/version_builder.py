@@ -124,8 +124,9 @@ class VersionBuilder:
         """The pool with what `auto` chooses by; what the evaluation says in numbers; tables and figures for people."""
         if not len(evaluation.held_out.task):
             return pool, {"held_out": 0, "tasks": {}}, {}
-        tallies = {name: evaluation.tally(name) for name in (*self.config.evaluate.matchers, "perfect")}
-        pool = pool.with_matching(matching_card(evaluation, self.config.evaluate.matchers))
+        tallies: dict[str, Tally] = {name: evaluation.tally(name) for name in self.config.evaluate.matchers}
+        pool = pool.with_matching(matching_card(len(evaluation.held_out.task), tallies))
+        tallies["perfect"] = evaluation.tally("perfect")
         matcher: str = self.config.serve.matcher
         if matcher == "auto":
             matcher = choose_matcher(pool, self.config.serve.budget, MatchSettings().shortlist)

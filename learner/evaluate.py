@@ -5,7 +5,7 @@ shuffled batches of mixed tasks, and kept in a table. Every matcher's answer the
 scoring that serves requests, and evaluating after each of M tasks costs M passes a picture, not M squared.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -193,11 +193,10 @@ class Evaluation:
         return tuple(tuple(row) for row in pairs.reshape(tasks, tasks).tolist())
 
 
-def matching_card(evaluation: Evaluation, names: Iterable[str]) -> dict[str, Any]:
-    """What a pool file says of each matcher, from held-out pictures: the table that `auto` chooses by."""
-    rows = {name: evaluation.tally(name) for name in names}
+def matching_card(pictures: int, tallies: Mapping[str, Tally]) -> dict[str, Any]:
+    """What a pool file says of each matcher, from so many held-out pictures: the table that `auto` chooses by."""
     return {
-        "held_out": len(evaluation.held_out.task),
+        "held_out": pictures,
         "matchers": {
             name: {
                 "rate": row.matching_rate,
@@ -205,7 +204,7 @@ def matching_card(evaluation: Evaluation, names: Iterable[str]) -> dict[str, Any
                 "cost": row.queries,
                 "accuracy": row.accuracy_task,
             }
-            for name, row in rows.items()
+            for name, row in tallies.items()
         },
     }
 

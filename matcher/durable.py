@@ -1,6 +1,9 @@
 """How a file or a folder is made to survive a power cut."""
 
 import os
+import shutil
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -19,6 +22,23 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_folder(final: Path, files: Mapping[str, bytes]) -> None:
+    """A folder of new files that appears whole or not at all, on disk when this returns; one that is there stays."""
+    if final.exists():
+        return
+    final.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=".part-", dir=final.parent))
+    try:
+        for name, data in files.items():
+            write_file(part / name, data)
+        sync_folder(part)
+        part.chmod(0o755)
+        part.rename(final)
+        sync_folder(final.parent)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -6,8 +6,6 @@ the sha256 of pool.safetensors. Writing twice is harmless; a folder appears comp
 
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,8 +17,9 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from mqmk.matcher.durable import sync_folder, write_file
+from mqmk.matcher.durable import write_folder
 from mqmk.matcher.errors import PoolError
+from mqmk.matcher.pointer import folder_name
 from mqmk.matcher.pool import PromptPool, TaskPrompt
 from mqmk.matcher.prompted_vit import BackboneInfo
 
@@ -40,7 +39,7 @@ class PoolVersion:
     @property
     def folder(self) -> str:
         """The name of its folder under `pools/`."""
-        return f"{self.version}-{self.digest[:12]}"
+        return folder_name(self.version, self.digest)
 
 
 @dataclass(frozen=True)
@@ -111,20 +110,7 @@ def decode(pool_files: PoolFiles, backbone: BackboneInfo | None = None) -> tuple
 def write_pool(pool: PromptPool, store: Path, version: int, parent: int | None) -> PoolVersion:
     """Write a version into the store; it is durable when this returns."""
     identity, pool_files = encode(pool, version, parent)
-    final = store / identity.folder
-    if final.exists():
-        return identity
-    store.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=".part-", dir=store))
-    try:
-        for name, data in ((TENSORS, pool_files.tensors), (CARD, pool_files.card)):
-            write_file(part / name, data)
-        sync_folder(part)
-        part.chmod(0o755)
-        part.rename(final)
-        sync_folder(store)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    write_folder(store / identity.folder, {TENSORS: pool_files.tensors, CARD: pool_files.card})
     return identity
 
 

@@ -6,31 +6,19 @@ learned yet. Everything here may be done twice.
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from mqmk.matcher.durable import replace_file, sync_folder
 from mqmk.matcher.errors import PoolError
+from mqmk.matcher.pointer import POINTER, Pointer, read_pointer
 from mqmk.matcher.pool import PromptPool
 from mqmk.matcher.pool_files import PoolVersion, read_pool, write_pool
 from mqmk.matcher.prompted_vit import BackboneInfo
 
-POINTER: Final = "CURRENT"
 _FOLDER = re.compile(r"([0-9]+)-([0-9a-f]{12})")
 
 
-@dataclass(frozen=True)
-class Pointer:
-    """The version that is to be served."""
-
-    version: int
-    digest: str
-
-    @property
-    def folder(self) -> str:
-        """The name of its folder in the store."""
-        return f"{self.version}-{self.digest[:12]}"
+__all__ = ["Pointer", "PoolStore"]
 
 
 class PoolStore:
@@ -41,15 +29,7 @@ class PoolStore:
 
     def current(self) -> Pointer | None:
         """What CURRENT says; None before the first version."""
-        try:
-            text = (self.folder / POINTER).read_text()
-        except FileNotFoundError:
-            return None
-        try:
-            fields = json.loads(text)
-            return Pointer(int(fields["version"]), str(fields["digest"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise PoolError(f"{self.folder / POINTER}: expected a version and a digest, got {text[:100]!r}") from error
+        return read_pointer(self.folder)
 
     def point_at(self, version: PoolVersion | Pointer) -> None:
         """Move CURRENT; durable when this returns."""

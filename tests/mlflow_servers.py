@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+from ports import free_port
+
 POSTGRES = Path("/usr/lib/postgresql/15/bin")
 
 
@@ -66,13 +68,6 @@ def mlflow_server(home: Path, backend: str) -> Iterator[str]:
     with Process(command, home / "mlflow.log", env=environment, cwd=home) as process:
         process.wait_for(lambda: answers(f"http://127.0.0.1:{port}/health"))  # it listens long before it answers
         yield f"http://127.0.0.1:{port}"
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def listens(port: int) -> bool:

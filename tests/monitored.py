@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -186,13 +185,6 @@ def needed(program: str) -> str:
     if not found:
         pytest.skip(f"{program} is not installed: apt-get install prometheus prometheus-alertmanager")
     return found
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

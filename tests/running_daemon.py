@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,13 +12,6 @@ from pathlib import Path
 from typing import Any
 
 COMMAND = Path(sys.executable).with_name("mqmk-daemon")
-
-
-def free_port() -> int:
-    """A port that nobody has at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

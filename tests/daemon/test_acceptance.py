@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from daemon_parts import class_folders, drop
 from outside_checker import problems
-from running_daemon import RunningDaemon, free_port
+from ports import free_port
+from running_daemon import RunningDaemon
 from s3 import S3
 
 pytestmark = pytest.mark.timeout(600)

@@ -274,3 +274,19 @@ def test_a_pool_that_does_not_load_in_a_fresh_process_is_refused_with_the_reason
     assert "wrong sha256" in (fresh.fault(tmp_path / pool.name, backbone) or "")
     assert fresh.fault(pool, backbone) is None, "one bad pool does not spoil the next answer"
     fresh.close()
+
+
+def test_a_folder_that_changed_since_it_was_learned_is_left_alone_and_the_ledger_says_so(tmp_path: Path) -> None:
+    drop(tmp_path / "bucket", "sea", per_class=6)
+    config = quick(tmp_path)
+    parts = daemon(config)
+    parts.run()
+    parts.close()
+    manifest = tmp_path / "bucket" / "tasks" / "sea" / "TASK.json"
+    manifest.write_bytes(manifest.read_bytes() + b" ")
+    parts = daemon(replace(config, bucket=replace(config.bucket, after_learning="delete")))
+    parts.run()
+    events = [event.event for event in parts.ledger.events()]
+    assert "task.not-tidied" in events and "task.tidied" not in events
+    assert manifest.exists() and any(manifest.parent.glob("*.tar"))
+    parts.close()

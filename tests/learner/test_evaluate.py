@@ -99,7 +99,8 @@ def test_a_label_known_to_two_tasks_counts_whichever_task_gives_it(vit):
 
 
 def test_the_card_of_a_pool_holds_rate_agreement_and_cost_of_each_matcher(evaluation):
-    card = matching_card(evaluation, ("mqmk", "mqmk-ei", "cascade"))
+    tallies = {name: evaluation.tally(name) for name in ("mqmk", "mqmk-ei", "cascade")}
+    card = matching_card(len(evaluation.held_out.task), tallies)
     assert card["held_out"] == 21
     assert card["matchers"]["mqmk"]["cost"] == 3
     assert card["matchers"]["mqmk-ei"]["cost"] == 2
