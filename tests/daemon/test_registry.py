@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from builders import frozen, random_pool, random_task, random_timm_vit
-from mlflow_servers import POSTGRES, Process, free_port, mlflow_server, postgres
+from mlflow_servers import POSTGRES, Process, mlflow_server, postgres
+from ports import free_port
 
 from mqmk.daemon.errors import RegistryError
 from mqmk.daemon.registry import MlflowRegistry, Registry, TrainingRecord, VersionRecord

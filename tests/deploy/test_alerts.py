@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
-from monitored import free_port, lived_in, needed, running, wait_for
+from monitored import lived_in, needed, running, wait_for
+from ports import free_port
 
 from mqmk.daemon.metrics import scrape_file, serve_metrics
 

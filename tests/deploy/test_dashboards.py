@@ -12,7 +12,8 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from monitored import ask, free_port, learn, lived_in, needed, replica_twin, running, wait_for, write_pool_card
+from monitored import ask, learn, lived_in, needed, replica_twin, running, wait_for, write_pool_card
+from ports import free_port
 
 from mqmk.daemon.metrics import scrape_file, serve_metrics
 from mqmk.daemon.metrics_declared import DAEMON_METRICS
