@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 FILE_NAME: Final = "mqmk.yaml"
 FILE_VARIABLE: Final = "MQMK_CONFIG"
-RESERVED: Final = frozenset({FILE_VARIABLE, crash_points.VARIABLE})
+KEY_VARIABLE: Final = "MQMK_API_KEY"
+"""The key that `predict` and `evaluate` show to a service that asks for one; never in a file or on a command line."""
+RESERVED: Final = frozenset({FILE_VARIABLE, KEY_VARIABLE, crash_points.VARIABLE})
 """Variables that are no settings."""
 DEFAULT: Final = "default"
 COMMAND_LINE: Final = "command line"

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from mqmk.daemon.config import Config
@@ -62,10 +63,10 @@ class Overview:
         """Who answers requests, and with which version; `skew` while replicas differ from CURRENT."""
         from mqmk.deploy.reports import live_reports
 
-        reports = live_reports(self.config.pools_folder.parent / "replicas") if self.config.serve.enabled else []
+        reports = live_reports(_reports_folder(self.config)) if self.config.serve.enabled else []
         current = self.current_version()
         return {
-            "url": f"http://{self.config.serve.host}:{self.config.serve.port}" if reports else None,
+            "url": service_url(self.config) if reports else None,
             "replicas": [
                 {"id": each.replica_id, "pool_version": each.pool_version, "ready": each.ready,
                  "failures": each.failures, "last_failure": each.last_failure} for each in reports
@@ -135,6 +136,19 @@ class Overview:
             }
             for row in self.ledger.versions()
         ]
+
+
+def service_url(config: Config) -> str:
+    """Where the service of a state directory answers: as it was started, else as the configuration says."""
+    from mqmk.deploy.reports import deployed
+    from mqmk.deploy.settings import ServeSettings
+
+    configured = ServeSettings(config.pools_folder, host=config.serve.host, port=config.serve.port, anonymous=True)
+    return deployed(_reports_folder(config)).get("url") or configured.url
+
+
+def _reports_folder(config: Config) -> Path:
+    return config.pools_folder.parent / "replicas"
 
 
 def _time(seconds: float) -> str:

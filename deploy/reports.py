@@ -16,6 +16,8 @@ HEARTBEAT_SECONDS: Final = 1.0
 LIVE_SECONDS: Final = 5.0
 """Older than this: the replica is gone. A busy machine may delay a heartbeat by a few of them."""
 KEPT_SECONDS: Final = 60.0
+DEPLOYED: Final = "DEPLOYED"
+"""Beside the reports: what the service was started with."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,14 @@ def live_reports(folder: Path, within: float = LIVE_SECONDS) -> list[ReplicaRepo
     """The replicas that are alive, in order of their ids."""
     found = (_read(path) for path in sorted(folder.glob("*.json")))
     return [report for report in found if report and report.age_seconds <= within]
+
+
+def deployed(folder: Path) -> dict[str, str]:
+    """What the service was started with: `settings`, a digest, and `url`; empty where none ever was."""
+    with suppress(OSError, ValueError, AttributeError):
+        found = json.loads((folder / DEPLOYED).read_text())
+        return {str(name): str(value) for name, value in found.items()}
+    return {}
 
 
 def _read(path: Path) -> ReplicaReport | None:

@@ -16,12 +16,11 @@ from ray.serve.config import ControllerOptions, HTTPOptions
 
 from mqmk.deploy.errors import ServeError
 from mqmk.deploy.replica import Replica
-from mqmk.deploy.reports import ReplicaReport, live_reports
+from mqmk.deploy.reports import DEPLOYED, ReplicaReport, deployed, live_reports
 from mqmk.deploy.settings import ServeSettings
 
 APPLICATION: Final = "mqmk"
 DEPLOYMENT: Final = "Replica"
-_DEPLOYED: Final = "DEPLOYED"
 _QUIET: Final = {"enable_access_log": False}  # a line for every request, in the proxy and in the replica
 _LEFT_ALONE: Final = ("RUNNING", "DEPLOYING", "UNHEALTHY")  # Serve replaces dead replicas by itself
 _OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # our own address needs no proxy
@@ -38,7 +37,7 @@ def deploy(settings: ServeSettings) -> None:
         controller_options=ControllerOptions(runtime_env={"env_vars": environment(settings)}),
     )
     digest = settings.digest(version("mqmk-daemon"))
-    if _deployed(settings) == digest and application_status() in _LEFT_ALONE:
+    if deployed(settings.reports).get("settings") == digest and application_status() in _LEFT_ALONE:
         return
     settings.reports.mkdir(parents=True, exist_ok=True)
     serve.run_many(
@@ -46,7 +45,7 @@ def deploy(settings: ServeSettings) -> None:
         wait_for_ingress_deployment_creation=True,
         wait_for_applications_running=False,  # replicas wait for a pool that can be served, and so might we
     )
-    (settings.reports / _DEPLOYED).write_text(json.dumps({"settings": digest}))
+    (settings.reports / DEPLOYED).write_text(json.dumps({"settings": digest, "url": settings.url}))
 
 
 def environment(settings: ServeSettings) -> dict[str, str]:
@@ -116,9 +115,3 @@ def _application(settings: ServeSettings) -> Any:
         **scaling,
     )
     return deployment.bind(settings)
-
-
-def _deployed(settings: ServeSettings) -> str | None:
-    with suppress(OSError, ValueError, KeyError):
-        return str(json.loads((settings.reports / _DEPLOYED).read_text())["settings"])
-    return None

@@ -19,10 +19,17 @@ _CORNERS = (  # of the marks that are not circles, in radii: colour alone is not
 )
 
 
-def line_chart(title: str, lines: Mapping[str, Sequence[float]], colours: Mapping[str, int]) -> Markup:
-    """Rates from 0 to 1 after each task, one line for each name, labelled at its end."""
+def line_chart(
+    title: str,
+    lines: Mapping[str, Sequence[float]],
+    colours: Mapping[str, int],
+    across: str = "tasks learned",
+    places: Sequence[int] | None = None,
+) -> Markup:
+    """Rates from 0 to 1, one line for each name, labelled at its end; `places` are the numbers below, 1, 2, 3, ..."""
     width, height, left, right, top, bottom = 420, 280, 44, 78, 12, 36
     steps = max(len(values) for values in lines.values())
+    numbers = places or range(1, steps + 1)
     least = min((v for values in lines.values() for v in values), default=0.0)
     floor_at = min(0.9, max(0, floor(least * 10)) / 10)
 
@@ -35,17 +42,17 @@ def line_chart(title: str, lines: Mapping[str, Sequence[float]], colours: Mappin
     marks = [_grid_line(y(tenth / 10), f"{tenth * 10} %", left, width - right) for tenth in _ticks(floor_at)]
     every = -(-steps // 10)
     marks += [
-        tag("text", str(step + 1), x=x(step), y=height - bottom + 16, text_anchor="middle")
+        tag("text", str(numbers[step]), x=x(step), y=height - bottom + 16, text_anchor="middle")
         for step in range(0, steps, every)
     ]
-    marks.append(tag("text", "tasks learned", x=(left + width - right) / 2, y=height - 3, text_anchor="middle"))
+    marks.append(tag("text", across, x=(left + width - right) / 2, y=height - 3, text_anchor="middle"))
     ends = _apart({name: y(values[-1]) for name, values in lines.items()}, gap=13, lowest=height - bottom + 4)
     for name, values in lines.items():
         spots = [(x(step), y(value)) for step, value in enumerate(values)]
         path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in spots)
         dots = [
-            tag("path", tag("title", f"{name} after task {step + 1}: {value:.1%}"), d=_dot(colours[name], *spot, 3.2))
-            for step, (spot, value) in enumerate(zip(spots, values, strict=True))
+            tag("path", tag("title", f"{name}, {across} {number}: {value:.1%}"), d=_dot(colours[name], *spot, 3.2))
+            for number, spot, value in zip(numbers, spots, values, strict=True)
         ]
         label = tag("text", name, x=width - right + 10, y=ends[name] + 4, class_="end")
         dashed = "5 4" if name == "perfect" else None

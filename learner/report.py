@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -21,6 +20,7 @@ from mqmk.learner.bench_accuracy import AccuracySettings, Run
 from mqmk.learner.charts import bar, heat_map, line_chart, scatter, task_legend
 from mqmk.learner.evaluate import Evaluation, Tally
 from mqmk.learner.markup import Markup, cells, join, table, tag
+from mqmk.learner.page import page, per_cent, section, tiles
 from mqmk.learner.report_ablations import ablation_tables
 from mqmk.matcher.classifiers import logits
 from mqmk.matcher.matchers import MATCHERS
@@ -42,7 +42,6 @@ WORDS: Final = {
 }
 _PLAIN_FIRST = ("sqsk", "sqmk", "ridge")  # their first query is a whole pass without prompts, which shares nothing
 _A_T, _F_T = Markup("A<sub>T</sub>"), Markup("F<sub>T</sub>")
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def write_report(
@@ -51,40 +50,23 @@ def write_report(
     """Write the page. Tables show the means of `document`; what concerns single pictures is of the first run."""
     first = runs[0].evaluation
     sections = [
-        _section("summary", "How well it was learned", _summary(runs, document)),
-        _section("lines", "After each task", _after_each_task(settings.matchers, runs)),
-        _section("confusion", "Which task was matched", _confusions(runs[0])),
-        _section("forgetting", "What was forgotten", _forgetting(settings.matchers, runs)),
-        _section("map", "Single against matched queries", _query_maps(first)),
-        _section("classes", "Class by class", _classes(first)),
-        _section("cost", "What an answer costs", _costs(vit, first, document)),
-        _section("settings", "Settings", _settings(document)),
+        section("summary", "How well it was learned", _summary(runs, document)),
+        section("lines", "After each task", _after_each_task(settings.matchers, runs)),
+        section("confusion", "Which task was matched", _confusions(runs[0])),
+        section("forgetting", "What was forgotten", _forgetting(settings.matchers, runs)),
+        section("map", "Single against matched queries", _query_maps(first)),
+        section("classes", "Class by class", _classes(first)),
+        section("cost", "What an answer costs", _costs(vit, first, document)),
+        section("settings", "Settings", _settings(document)),
     ]
     if document["ablations"]:
-        sections.insert(-2, _section("ablations", "One choice at a time", ablation_tables(document["ablations"])))
+        sections.insert(-2, section("ablations", "One choice at a time", ablation_tables(document["ablations"])))
     links = [tag("a", title, href=f"#{name}") for name, title, _ in sections]
     labels, pictures = len(first.pool.labels), len(first.held_out.task)
     heading = f"{labels} classes in {len(first.pool.tasks)} tasks, {pictures:,} held-out pictures"
     about = f"Learned one task after another by prompts on the frozen ViT “{vit.info.name}”. {_seeds(runs)}"
     body = tag("main", tag("h1", heading), tag("p", about), tag("nav", *links), *(each for _, _, each in sections))
-    path.write_text(_page(heading, body), encoding="utf-8")
-
-
-def _page(title: str, body: Markup) -> str:
-    style = Markup(files(__package__).joinpath("report.css").read_text(encoding="utf-8"))
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        tag("title", f"MQMK: {title}"),
-        tag("style", style),
-    )
-    return f"<!doctype html>\n{tag('html', head, tag('body', body), lang='en')}\n"
-
-
-def _section(name: str, title: str, content: Markup) -> tuple[str, str, Markup]:
-    return name, title, tag("section", tag("h2", title), content, id=name)
+    path.write_text(page(heading, body), encoding="utf-8")
 
 
 def _seeds(runs: Sequence[Run]) -> str:
@@ -93,21 +75,17 @@ def _seeds(runs: Sequence[Run]) -> str:
     return f"Means over {len(runs)} seeds ± standard deviation; maps and single classes are of the first seed."
 
 
-def _per_cent(value: float) -> str:
-    return f"{100 * value:.1f} %"
-
-
 # 1. The table
 
 
 def _summary(runs: Sequence[Run], document: Mapping[str, Any]) -> Markup:
     rows = document["matchers"]
     columns: dict[str, tuple[str, Callable[[float], str]]] = {
-        "matching_rate": ("matching rate", _per_cent),
-        "accuracy_task": (join(_A_T, " of matched task"), _per_cent),
-        "accuracy_all": (join(_A_T, " of all classes"), _per_cent),
-        "forgetting": (_F_T, _per_cent),
-        "recall_at_3": ("recall@3", _per_cent),
+        "matching_rate": ("matching rate", per_cent),
+        "accuracy_task": (join(_A_T, " of matched task"), per_cent),
+        "accuracy_all": (join(_A_T, " of all classes"), per_cent),
+        "forgetting": (_F_T, per_cent),
+        "recall_at_3": ("recall@3", per_cent),
         "queries": ("queries", lambda value: f"{value:.1f}"),
     }
 
@@ -119,7 +97,7 @@ def _summary(runs: Sequence[Run], document: Mapping[str, Any]) -> Markup:
     others = {"no prompts + nearest class mean": document["plain_ncm"], "joint": document["joint"]}
     for name, accuracy in others.items():
         if accuracy is not None:
-            lines.append(cells("td", name, "–", "–", _per_cent(accuracy), "–", "–", "1.0"))
+            lines.append(cells("td", name, "–", "–", per_cent(accuracy), "–", "–", "1.0"))
     explained = (
         " is the mean accuracy over tasks after the last one, once choosing among the classes of the matched task "
         "and once among all classes; forgetting is what was lost since each task was learned. “joint” learns all "
@@ -133,15 +111,15 @@ def _tiles(document: Mapping[str, Any]) -> Markup:
     rows = document["matchers"]
     name = _main(rows)
     shown: dict[str, str] = {
-        join("accuracy ", _A_T, f" ({name})"): _per_cent(rows[name]["accuracy_task"]),
-        f"matching rate ({name})": _per_cent(rows[name]["matching_rate"]),
-        join("forgetting ", _F_T, f" ({name})"): _per_cent(rows[name]["forgetting"]),
-        "without prompts": _per_cent(document["plain_ncm"]),
+        join("accuracy ", _A_T, f" ({name})"): per_cent(rows[name]["accuracy_task"]),
+        f"matching rate ({name})": per_cent(rows[name]["matching_rate"]),
+        join("forgetting ", _F_T, f" ({name})"): per_cent(rows[name]["forgetting"]),
+        "without prompts": per_cent(document["plain_ncm"]),
         "minutes of training": f"{document['train_seconds'] / 60:.1f}",
     }
     if document["joint"] is not None:
-        shown["all classes at once (joint)"] = _per_cent(document["joint"])
-    return tag("dl", *(tag("div", tag("dt", key), tag("dd", value)) for key, value in shown.items()), class_="tiles")
+        shown["all classes at once (joint)"] = per_cent(document["joint"])
+    return tiles(shown)
 
 
 def _main(names: Sequence[str] | Mapping[str, Any]) -> str:
@@ -194,10 +172,10 @@ def _forgetting(matchers: Sequence[str], runs: Sequence[Run]) -> Markup:
     rows = []
     for task, title in enumerate(names):
         pairs = [found[name][task] for name in shown]
-        numbers = [_per_cent(value) for then, now in pairs for value in (then, now, then - now)]
+        numbers = [per_cent(value) for then, now in pairs for value in (then, now, then - now)]
         rows.append(cells("td", f"{task + 1} {title}", *numbers))
     means = [
-        _per_cent(fmean(values))
+        per_cent(fmean(values))
         for name in shown
         for values in ([a for a, _ in found[name]], [b for _, b in found[name]], [a - b for a, b in found[name]])
     ]
@@ -273,7 +251,7 @@ def _classes(evaluation: Evaluation) -> Markup:
                 for image in own[:SAMPLES].tolist()
             ]
             mistaken = " ".join(f"{other} ({count})" for other, count in wrong.most_common(1)) or "–"
-            rates = [_per_cent(good[own].float().mean().item()) if len(own) else "–" for good in (matched, right)]
+            rates = [per_cent(good[own].float().mean().item()) if len(own) else "–" for good in (matched, right)]
             rows.append(cells("td", name, str(len(own)), *rates, mistaken, join(*samples)))
         here = evaluation.held_out.task == number
         rates = [f"{good[here].float().mean().item():.0%}" if here.any() else "–" for good in (matched, right)]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mqmk.daemon.config_sources import Loaded
+    from mqmk.daemon.ledger import Ledger
     from mqmk.daemon.overview import Overview
 
 COLOURS = {
@@ -23,10 +24,10 @@ COLOURS = {
 
 
 @contextmanager
-def _overview(loaded: "Loaded") -> "Iterator[Overview]":
+def opened_ledger(loaded: "Loaded") -> "Iterator[Ledger]":
+    """The ledger of a state directory; DaemonError if there is none."""
     from mqmk.daemon.errors import DaemonError
     from mqmk.daemon.ledger import Ledger
-    from mqmk.daemon.overview import Overview
 
     config = loaded.config
     if not config.ledger_file.exists():
@@ -35,9 +36,17 @@ def _overview(loaded: "Loaded") -> "Iterator[Overview]":
         )
     ledger = Ledger(config.ledger_file)
     try:
-        yield Overview(config, ledger)
+        yield ledger
     finally:
         ledger.close()
+
+
+@contextmanager
+def _overview(loaded: "Loaded") -> "Iterator[Overview]":
+    from mqmk.daemon.overview import Overview
+
+    with opened_ledger(loaded) as ledger:
+        yield Overview(loaded.config, ledger)
 
 
 @click.command()

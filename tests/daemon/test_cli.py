@@ -36,7 +36,10 @@ def test_the_version_is_printed():
     assert run("--version").stdout.startswith("mqmk-daemon, version ")
 
 
-@pytest.mark.parametrize("command", ["pack", "bench", "bench speed", "bench training", "bench accuracy"])
+@pytest.mark.parametrize(
+    "command",
+    ["pack", "predict", "evaluate", "report", "bench", "bench speed", "bench training", "bench accuracy"],
+)
 def test_every_command_explains_itself(command):
     found = run(*command.split(), "--help")
     assert found.returncode == 0
