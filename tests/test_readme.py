@@ -1,28 +1,127 @@
-"""What README and docs show is what happens."""
+"""What README and docs show is what happens, and every command they name exists.
+
+Examples that need a service are run elsewhere: docs/api.md by test_api_page.py, docs/quickstart.md by
+test_quickstart.py.
+"""
 
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from copy import deepcopy
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 
+from mqmk.daemon.cli import cli
+
 ROOT = Path(__file__).resolve().parent.parent
-BLOCKS = [
+PAGES = (ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md")))
+NEED_A_SERVICE = ("api.md", "quickstart.md")
+COMMAND = "mqmk-daemon"
+
+
+def blocks(page: Path, *kinds: str) -> list[str]:
+    """The fenced blocks of some languages."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [text for kind, text in found if kind in kinds]
+
+
+PYTHON = [
     pytest.param(block, id=f"{page.name}-{number}")
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+    for page in PAGES
+    if page.name not in NEED_A_SERVICE
+    for number, block in enumerate(blocks(page, "python"))
 ]
 
 
-@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("block", PYTHON)
 def test_the_python_in_the_docs_runs(block, tmp_path):
     found = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     assert found.stdout.strip()
 
 
-def test_every_make_target_that_the_docs_name_exists():
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_make_target_that_the_docs_name_exists(page):
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for page in (ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").glob("*.md")):
-        assert set(re.findall(r"\bmake ([a-z-]+)", page.read_text())) <= targets, page
+    assert set(re.findall(r"\bmake ([a-z-]+)", page.read_text())) <= targets
+
+
+def simple_commands(text: str) -> Iterator[list[str]]:
+    """What a shell would start, each with its words; variables before it, sudo and the like are left out."""
+    for line in (line for line in text.replace("\\\n", " ").splitlines() if COMMAND in line):
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.wordchars += "@:%+"
+        words = list(lexer)
+        while words:
+            command = list(takewhile(lambda word: not set(word) <= set("();<>|&"), words))
+            words = words[len(command) + 1 :]
+            while command and (re.fullmatch(r"\w+=.*", command[0]) or command[0] in ("sudo", "-u", "mqmk", "$")):
+                command = command[1:]
+            if command:
+                yield command
+
+
+def commands_of(page: Path) -> list[str]:
+    """Every use of our command: in blocks for a shell, and in the text, where a name may stand without arguments."""
+    typed = [shlex.join(words[1:]) for block in blocks(page, "", "sh") for words in ours(block)]
+    inline = re.findall(rf"`((?:/\S+/)?{COMMAND} [^`]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
+    named = [words[1:] for span in inline for words in ours(" ".join(span.split()))]
+    shortened = [words if len(words) > 1 and words[-1] != "..." else [words[0], "--help"] for words in named]
+    return typed + [shlex.join(words) for words in shortened]
+
+
+def ours(text: str) -> Iterator[list[str]]:
+    return (words for words in simple_commands(text) if Path(words[0]).name == COMMAND)
+
+
+USES = [
+    pytest.param(use, id=f"{page.name}: {use}")
+    for page in PAGES
+    for use in dict.fromkeys(commands_of(page))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("use", USES)
+def test_every_use_of_our_command_in_the_docs_is_understood_by_it(use):
+    parse(cli, shlex.split(use))
+
+
+def parse(command: click.Command, words: list[str]) -> None:
+    """What click does before it runs a command; files that are named need not exist here."""
+    command = deepcopy(command)
+    for parameter in command.params:
+        if isinstance(parameter.type, click.Path):
+            parameter.type.exists = False
+    try:
+        context: Any = command.make_context(COMMAND, words)
+    except click.exceptions.Exit:  # --help, --version
+        return
+    if isinstance(command, click.Group):
+        _, found, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        assert found is not None
+        parse(found, rest)
+
+
+@pytest.mark.parametrize("use", ["statsu", "status --jsn", "predict", "pack a b", "stop --seconds x", "bench sped"])
+def test_a_command_that_does_not_exist_would_be_noticed(use):
+    with pytest.raises(click.UsageError):
+        parse(cli, shlex.split(use))
+
+
+def test_uses_are_found_in_blocks_and_in_the_text(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Type `mqmk-daemon status\n--json`, not `mqmk-daemon` or `mqmk-daemon pack ...`.\n"
+        "```sh\n"
+        "X=1 mqmk-daemon stop && /bin/mqmk-daemon tasks | jq .   # mqmk-daemon forget x\n"
+        "systemctl stop mqmk-daemon\n"
+        "mqmk-daemon pack a \\\n    b --task 'c d'\n"
+        "```\n"
+    )
+    assert commands_of(page) == ["stop", "tasks", "pack a b --task 'c d'", "status --json", "pack --help"]
