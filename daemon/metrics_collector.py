@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from mqmk.daemon.config import Config
 from mqmk.daemon.ledger import State
 from mqmk.daemon.logs import event
-from mqmk.daemon.metrics_declared import BY_NAME, CODES, DAEMON_METRICS, PARTS, PASS
+from mqmk.daemon.metrics_declared import BY_NAME, CODES, DAEMON_METRICS, PARTS, PASS, STEPS
 from mqmk.daemon.metrics_events import EventTotals, Spread
 from mqmk.daemon.metrics_files import FilesLook, FilesReader, Pool
 from mqmk.daemon.metrics_ledger import Evaluated, LedgerLook, LedgerReader
@@ -133,6 +133,7 @@ class DaemonCollector(Collector):
         labels = task_labels(ledger.names.values(), self._config.metrics.task_labels)
         backlog = (*BACKLOG, State.PUBLISHED) if self._serves else BACKLOG
         _tasks(samples, ledger, backlog)
+        _steps(samples, ledger, labels)
         _from_events(samples, self._ledger.totals, backlog, self._clock())
         _training(samples, ledger, labels)
         _dependencies(samples, ledger, files)
@@ -154,6 +155,19 @@ def _tasks(samples: Samples, ledger: LedgerLook, backlog: tuple[State, ...]) -> 
     for kind in ("learn", "forget"):
         samples.set("mqmk_versions_total", ledger.versions.get(kind, 0), kind)
     samples.set("mqmk_versions_unrecorded", ledger.unrecorded)
+
+
+def _steps(samples: Samples, ledger: LedgerLook, labels: Mapping[str, str]) -> None:
+    """A second task of a name is in conflict with the first, which goes on: the one that came further is shown."""
+    by_name: dict[str, int] = defaultdict(int)
+    for number, name in ledger.names.items():
+        state = ledger.places[number]
+        by_name[name] = max(by_name[name], STEPS.index(state) + 1 if state in STEPS else 0)
+    by_label: dict[str, list[int]] = defaultdict(list)
+    for name, step in by_name.items():
+        by_label[labels.get(name, OTHER)].append(step)
+    for label, steps in by_label.items():
+        samples.set("mqmk_task_step", min(steps), label)
 
 
 def _from_events(samples: Samples, totals: EventTotals, backlog: tuple[State, ...], now: float) -> None:
@@ -199,6 +213,7 @@ def _pool(samples: Samples, pool: Pool | None, ledger: LedgerLook) -> None:
     matching: Mapping[str, Any] = pool.matching if pool else {}
     for matcher, fitted in matching.get("calibration", {}).items():
         samples.set("mqmk_estimated_calibration_error_ratio", fitted["error"], matcher)
+        samples.set("mqmk_estimated_rate_error_ratio", fitted["rate_error"], matcher)
     for matcher, unknown in matching.get("unknown", {}).items():
         samples.set("mqmk_unknown_threshold", unknown["threshold"], matcher)
 

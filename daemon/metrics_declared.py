@@ -7,6 +7,8 @@ from mqmk.deploy.metric_names import Metric
 TO_SERVED: Final = (5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 21600.0, 86400.0)
 PASS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 STAGES: Final = ("validate", "wait", "train", "publish", "roll_out")
+STEPS: Final = ("DISCOVERED", "VALIDATED", "TRAINING", "TRAINED", "PUBLISHED", "SERVING")
+"""The way of a task; the first one is step 1."""
 PARTS: Final = ("state", "disk")
 """Dependencies that are only heard of when they fail; shown as up before."""
 CODES: Final = (("QUARANTINED", "gave-up"), ("QUARANTINED", "failed"), ("CONFLICT", "conflict"),
@@ -31,6 +33,9 @@ DAEMON_METRICS: Final = (
     Metric("mqmk_tasks", "gauge", ("state",), "tasks", "Tasks in each state of the ledger."),
     Metric("mqmk_tasks_waiting_for_operator", "gauge", ("state", "code"), "tasks",
            "Tasks that go on only when a person acts: QUARANTINED, CONFLICT and HELD, by the code of the reason."),
+    Metric("mqmk_task_step", "gauge", ("task",), "",
+           "How far each task came: 1 discovered, 2 validated, 3 training, 4 trained, 5 published, 6 serving; 0 is set "
+           "aside (quarantined, in conflict or held). `other` shows the one that is furthest behind."),
     Metric("mqmk_backlog_tasks", "gauge", (), "tasks",
            "Tasks on their way: discovered, but not served yet and not set aside."),
     Metric("mqmk_oldest_pending_seconds", "gauge", (), "seconds",
@@ -107,6 +112,8 @@ DAEMON_METRICS: Final = (
     # What the pool ships for replicas
     Metric("mqmk_estimated_calibration_error_ratio", "gauge", ("matcher",), "ratio",
            "Expected calibration error of the estimate without labels, on held-out pictures left out of its fit."),
+    Metric("mqmk_estimated_rate_error_ratio", "gauge", ("matcher",), "ratio",
+           "How far the estimated matching rate was from the true one on such pictures, mean over random halves."),
     Metric("mqmk_unknown_threshold", "gauge", ("matcher",), "cosine",
            "Match score below which a picture is called unknown."),
 )  # fmt: skip

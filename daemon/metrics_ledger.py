@@ -31,6 +31,8 @@ class LedgerLook:
     waiting: Mapping[tuple[str, str], int]
     names: Mapping[int, str]
     """Number and name of every task that was not forgotten, in order of arrival."""
+    places: Mapping[int, str]
+    """The state of each of them."""
     progress: Mapping[int, Mapping[str, Any]]
     pending_commands: int
     versions: Mapping[str, int]
@@ -58,6 +60,7 @@ class LedgerReader:
                 states=_states(db),
                 waiting=_waiting(db),
                 names=dict(db.execute("SELECT id, name FROM tasks WHERE state != 'FORGOTTEN' ORDER BY id").fetchall()),
+                places=dict(db.execute("SELECT id, state FROM tasks WHERE state != 'FORGOTTEN'").fetchall()),
                 progress={task: json.loads(text) for task, text in db.execute("SELECT task, detail FROM progress")},
                 pending_commands=_number(db, "SELECT count(*) FROM commands WHERE state = 'PENDING'"),
                 versions=dict(db.execute("SELECT kind, count(*) FROM versions WHERE step = 'PUBLISHED' GROUP BY kind")),

@@ -39,7 +39,8 @@ agreement  sum(rate(ray_mqmk_agreement_answers_total{result="same"}[6h]))
            / sum(rate(ray_mqmk_agreement_answers_total[6h]))
 ```
 
-How far the estimate may be off is `mqmk_estimated_calibration_error_ratio`, measured when the version was built.
+How far the estimate may be off was measured when the version was built: the rate as a whole by
+`mqmk_estimated_rate_error_ratio`, the probability of single answers by `mqmk_estimated_calibration_error_ratio`.
 """
 
 

@@ -13,6 +13,23 @@ LEARNING: Final = Board(
             "From shard to served",
             (
                 Panel(
+                    "Timeline of tasks",
+                    "Where each task was at each moment, from its discovery to every replica answering with it.",
+                    "states",
+                    (Query(f"max by (task) (mqmk_task_step{TASK})", "{{task}}"),),
+                    width=24,
+                    height=10,
+                    words={
+                        0: ("set aside", "red"),
+                        1: ("discovered", "super-light-blue"),
+                        2: ("validated", "light-blue"),
+                        3: ("training", "purple"),
+                        4: ("trained", "orange"),
+                        5: ("published", "yellow"),
+                        6: ("serving", "green"),
+                    },
+                ),
+                Panel(
                     "Shard to served",
                     "How long tasks took from complete in the bucket to served: the product's own number.",
                     "timeseries",

@@ -100,10 +100,13 @@ MATCHING: Final = Board(
                 ),
                 Panel(
                     "Error of the estimate",
-                    "Expected calibration error on held-out pictures that its fit did not see: how far the "
-                    "estimate may be off.",
+                    "How far the estimated rate was from the true one on held-out pictures that its fit did not see; "
+                    "and the mean error of single probabilities there (expected calibration error).",
                     "stat",
-                    (Query("mqmk_estimated_calibration_error_ratio", "{{matcher}}"),),
+                    (
+                        Query("mqmk_estimated_rate_error_ratio", "{{matcher}}"),
+                        Query("mqmk_estimated_calibration_error_ratio", "{{matcher}}, single"),
+                    ),
                     "percentunit",
                     8,
                     good="low",

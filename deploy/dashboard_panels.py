@@ -1,6 +1,7 @@
 """What a dashboard is made of, and the queries that several of them share. Plain data."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 Look = Literal["stat", "timeseries", "bars", "table", "matrix", "heatmap", "states"]
@@ -30,6 +31,8 @@ class Panel:
     """Which values are good; colours `limits`."""
     limits: tuple[float, float] | None = None
     """Where it turns yellow and where red."""
+    words: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    """What a value is called, and its colour."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ from typing import Final
 
 from mqmk.deploy.dashboard_panels import Board, Panel, Query, Row, quantile
 
+WORKS: Final = {1: ("works", "green"), 0: ("does not work", "red")}
+
 SYSTEM: Final = Board(
     "mqmk-system",
     "MQMK: does the machine keep up?",
@@ -18,6 +20,7 @@ SYSTEM: Final = Board(
                     "states",
                     (Query("min by (part) (mqmk_dependency_up)", "{{part}}"),),
                     width=12,
+                    words=WORKS,
                 ),
                 Panel(
                     "Targets that Prometheus reaches",
@@ -25,6 +28,7 @@ SYSTEM: Final = Board(
                     "states",
                     (Query('up{job="mqmk"}', "{{part}}"),),
                     width=12,
+                    words={1: ("scraped", "green"), 0: ("missing", "red")},
                 ),
             ),
         ),

@@ -105,6 +105,8 @@ def _panel(panel: Panel) -> Any:
 
 def _dressed(made: Any, panel: Panel) -> Any:
     """What belongs to the kind of panel."""
+    if panel.words:
+        made = made.mappings([_words(panel)])
     if panel.limits and panel.good != "none":
         made = made.thresholds(_thresholds(panel))
     match panel.look:
@@ -125,6 +127,14 @@ def _dressed(made: Any, panel: Panel) -> Any:
         case "table":
             return made.with_transformation(models.DataTransformerConfig("organize", options=HIDDEN))
     return made
+
+
+def _words(panel: Panel) -> Any:
+    named = {
+        str(value): models.ValueMappingResult(text=text, color=colour, index=place)
+        for place, (value, (text, colour)) in enumerate(panel.words.items())
+    }
+    return models.ValueMap(options=named)
 
 
 def _thresholds(panel: Panel) -> Any:

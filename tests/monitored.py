@@ -83,7 +83,7 @@ def write_pool_card(config: Config, version: int, tasks: list[str]) -> None:
     folder = config.pools_folder / f"{version}-{version:012d}"
     folder.mkdir(parents=True, exist_ok=True)
     matching = {
-        "calibration": {"cascade": {"error": 0.03}},
+        "calibration": {"cascade": {"error": 0.03, "rate_error": 0.02}},
         "unknown": {"cascade": {"threshold": 0.4, "false_alarm": 0.01}},
     }
     card = {"tasks": [{"name": name, "classes": ["a", "b"]} for name in tasks], "matching": matching}
@@ -216,9 +216,10 @@ def wait_for(condition: Any, seconds: float, what: str) -> None:
         time.sleep(0.1)
 
 
-def ask(server: str, expr: str) -> list[dict[str, Any]]:
-    """An instant query."""
-    url = f"{server}/api/v1/query?{urllib.parse.urlencode({'query': expr})}"
+def ask(server: str, expr: str, at: float | None = None) -> list[dict[str, Any]]:
+    """An instant query, now or at another moment."""
+    asked = {"query": expr} | ({} if at is None else {"time": str(at)})
+    url = f"{server}/api/v1/query?{urllib.parse.urlencode(asked)}"
     try:
         with OPENER.open(url, timeout=10) as answer:
             found: list[dict[str, Any]] = json.loads(answer.read())["data"]["result"]

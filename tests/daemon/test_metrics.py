@@ -72,6 +72,11 @@ def test_tasks_are_counted_by_state_and_those_that_wait_for_a_person_by_reason(n
     assert now["mqmk_tasks_waiting_for_operator"][("gave-up", "QUARANTINED")] == 0
 
 
+def test_how_far_each_task_came_is_shown_and_a_twin_in_conflict_does_not_hide_the_served_one(now: Page) -> None:
+    steps = {"sea": 6, "birds": 6, "fruit": 6, "bad": 0, "weak": 0, "tools": 3}
+    assert now["mqmk_task_step"] == {(name,): step for name, step in steps.items()}
+
+
 def test_shard_to_served_and_its_stages_come_from_the_events(now: Page) -> None:
     assert alone(now, "mqmk_shard_to_served_seconds_count") == 3
     assert alone(now, "mqmk_shard_to_served_seconds_sum") == pytest.approx(300, abs=0.01)
@@ -96,6 +101,7 @@ def test_pool_and_replicas_are_shown(now: Page) -> None:
     assert alone(now, "mqmk_replicas_skewed") == 0 and alone(now, "mqmk_replicas_ready") == 1
     assert now["mqmk_dependency_up"] == {(part,): 1 for part in ("bucket", "ray", "mlflow", "disk", "state")}
     assert now["mqmk_estimated_calibration_error_ratio"] == {("cascade",): 0.03}
+    assert now["mqmk_estimated_rate_error_ratio"] == {("cascade",): 0.02}
 
 
 def test_held_out_figures_are_of_the_current_version_with_what_was_forgotten(now: Page) -> None:

@@ -1,0 +1,145 @@
+"""The whole system watched: a daemon learns and serves, a real Prometheus scrapes it, and every query finds its data.
+
+`make observe-test` runs it (about five minutes); `make test` has short versions of the same in tests/deploy.
+MQMK_PICTURES=folder also draws the dashboards as PNG files there, after MQMK_TASKS tasks (10) instead of three.
+"""
+
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from live_system import System, living
+from monitored import ask, get, wait_for
+from panel_pictures import Moments, page, photograph
+from watching import heard
+
+from mqmk.daemon.metrics_declared import DAEMON_METRICS
+from mqmk.deploy.dashboard_panels import Panel
+from mqmk.deploy.dashboards import BOARDS
+from mqmk.deploy.metric_names import RAY_PREFIX, REPLICA_METRICS
+from mqmk.learner import sketches
+
+ROOT = Path(__file__).resolve().parents[2]
+PANELS = [panel for board in BOARDS for row in board.rows for panel in row.panels]
+RULES = [
+    rule
+    for group in yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())["groups"]
+    for rule in group["rules"]
+]
+ALERTS = [rule for rule in RULES if "alert" in rule]
+PICTURES = os.environ.get("MQMK_PICTURES")
+TASKS = list(sketches.TASKS)[: int(os.environ.get("MQMK_TASKS", "10"))] if PICTURES else ["birds", "sea", "fruit"]
+SETTINGS = {"serve.matcher": "cascade", "serve.agreement_share": "0.2"} | ({} if PICTURES else {"train.epochs": "3"})
+AGENT_SECONDS = 45  # Ray's agent takes numbers every ten; and a rate needs several of them
+NEEDS_A_GPU = "ray_node_gpus_utilization"
+
+pytestmark = pytest.mark.timeout(1500)
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """After some tasks were learned, one was quarantined and one held, with traffic all the time."""
+    with living(tmp_path_factory.mktemp("live"), SETTINGS) as found:
+        found.learn(TASKS[:1])
+        found.spoil()
+        found.learn(TASKS[1:])
+        found.daemon.wait_for(lambda: {"QUARANTINED", "HELD"} <= {*found.daemon.states().values()}, 120, "spoilt tasks")
+        found.daemon.run("rollback", "99", check=False)  # refused: there is no such version
+        time.sleep(AGENT_SECONDS)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def moments(system: System) -> Moments:
+    return Moments(system.prometheus, system.began, time.time())
+
+
+def numbers(moments: Moments, panel: Panel, place: int) -> int:
+    """How many numbers a query gives: now, where the panel shows the present; else all along."""
+    seen = moments.now if panel.look in ("stat", "table", "matrix") else moments.lines
+    return sum(len(line.points) for line in seen(panel.queries[place]))
+
+
+def test_prometheus_reaches_the_daemon_and_the_agent_of_ray_through_the_targets_file(system: System) -> None:
+    targets = json.loads((system.daemon.state / "prometheus-targets.json").read_text())
+    assert {target["labels"]["part"] for target in targets} == {"daemon", "ray"}
+    assert {each["metric"]["part"] for each in ask(system.prometheus, 'up{job="mqmk"} == 1')} == {"daemon", "ray"}
+
+
+@pytest.mark.parametrize("metric", DAEMON_METRICS, ids=lambda metric: metric.name)
+def test_every_declared_metric_of_the_daemon_is_exported(moments: Moments, metric) -> None:
+    name = metric.name + ("_count" if metric.kind == "histogram" else "")
+    assert ask(moments.server, f"count(last_over_time({name}[1h]))"), name
+
+
+@pytest.mark.parametrize("metric", REPLICA_METRICS, ids=lambda metric: metric.name)
+def test_every_declared_metric_of_the_replicas_is_exported(moments: Moments, metric) -> None:
+    name = RAY_PREFIX + metric.name + ("_count" if metric.kind == "histogram" else "")
+    found = ask(moments.server, f"last_over_time({name}[1h])")
+    assert found and set(metric.labels) <= set(found[0]["metric"]), name
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.title)
+def test_a_panel_shows_data_of_the_live_system(moments: Moments, panel: Panel) -> None:
+    if any(NEEDS_A_GPU in query.expr for query in panel.queries) and not ask(moments.server, NEEDS_A_GPU):
+        pytest.skip("there is no GPU in this machine")
+    for place, query in enumerate(panel.queries):
+        assert numbers(moments, panel, place), query.expr
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("record") or rule["alert"])
+def test_a_rule_reads_only_what_the_live_system_exports(moments: Moments, rule) -> None:
+    """An alert that is silent gives nothing, so each series that it compares is asked for by itself."""
+    if "record" in rule:
+        found = ask(moments.server, rule["record"])
+        assert found and not math.isnan(float(found[0]["value"][1])), rule["record"]
+    for selector in selectors(rule["expr"]):
+        assert ask(moments.server, f"count(last_over_time({selector}[1h]))"), selector
+
+
+def selectors(expr: str) -> set[str]:
+    """The series that a rule reads, without those whose absence is good: failed requests."""
+    found = re.findall(r"\b(?:ray_mqmk_|mqmk_|mqmk:|up\b)[\w:]*(?:\{[^}]*\})?", expr)
+    assert found, expr
+    return {each for each in found if "5.." not in each}
+
+
+def test_no_alert_complains_about_a_query(system: System) -> None:
+    with_rules = json.loads(get(f"{system.prometheus}/api/v1/rules"))["data"]["groups"]
+    rules = [rule for group in with_rules for rule in group["rules"]]
+    assert len(rules) == len(RULES)
+    assert {rule["health"] for rule in rules} == {"ok"}, [rule["lastError"] for rule in rules if rule.get("lastError")]
+
+
+def test_a_quarantined_and_a_held_task_reach_a_person(system: System) -> None:
+    wait_for(lambda: heard(system.told, "MqmkTaskHeld"), 30, "the alert about the held task")
+    torn = heard(system.told, "MqmkTaskQuarantined")[0]
+    assert torn["status"] == "firing" and "mqmk-daemon retry" in torn["annotations"]["action"]
+    assert torn["labels"]["code"] == system.daemon.status()["tasks"][_place(system, "torn")]["code"]
+
+
+def test_the_labelled_rate_is_the_true_rate_of_the_traffic(system: System, moments: Moments) -> None:
+    """The traffic knows the truth about every answer; feedback went out for a third of them."""
+    expr = 'sum(ray_mqmk_labelled_matches_total{result="matched"}) / sum(ray_mqmk_labelled_matches_total)'
+    labelled = float(ask(moments.server, expr)[0]["value"][1])
+    true = system.traffic.matched / system.traffic.asked
+    assert labelled == pytest.approx(true, abs=0.08)
+
+
+@pytest.mark.skipif(not PICTURES, reason="MQMK_PICTURES=folder draws the dashboards there")
+def test_pictures_of_the_dashboards_are_drawn(moments: Moments) -> None:
+    folder = Path(PICTURES or "")
+    folder.mkdir(parents=True, exist_ok=True)
+    photograph({board.uid.removeprefix("mqmk-"): page(board, moments) for board in BOARDS}, folder)
+    for board in BOARDS:
+        assert 5_000 < (folder / f"{board.uid.removeprefix('mqmk-')}.png").stat().st_size < 150_000
+
+
+def _place(system: System, name: str) -> int:
+    return [task["name"] for task in system.daemon.status()["tasks"]].index(name)
