@@ -21,6 +21,7 @@ lint: .venv/installed
 bench: .venv/installed
 	$(BIN)/mqmk-daemon bench speed
 	$(BIN)/mqmk-daemon bench training
+	$(BIN)/mqmk-daemon bench serving
 
 # Kills the daemon at every durable step and at random moments, then looks for anything lost, doubled or out of step.
 kill-test: .venv/installed
@@ -28,7 +29,7 @@ kill-test: .venv/installed
 
 # Swaps forward and back under load, with bad pools and killed replicas in between.
 swap-test: .venv/installed
-	MQMK_SWAP_TEST=full $(BIN)/python -m pytest -s tests/deploy/test_serving.py
+	MQMK_SWAP_TEST=full $(BIN)/python -m pytest -s tests/deploy/test_serving.py tests/deploy/test_autoscaling.py
 
 # The embedded backbone and the demo's sketches, made again from the public drawings (half an hour on two cores).
 pretrain: .venv/installed $(DRAWINGS)

@@ -14,7 +14,7 @@ from mqmk.daemon.logs import event
 from mqmk.daemon.orchestrator import Replica
 from mqmk.daemon.ray_attach import Cluster as ClusterAddress
 from mqmk.daemon.ray_attach import attach, detach
-from mqmk.daemon.ray_command import RayHeadSettings
+from mqmk.daemon.ray_command import RayHeadSettings, temp_folder
 from mqmk.daemon.ray_head import Head, ensure_head
 from mqmk.daemon.ray_watch import HeadHealth, Verdict, Watch, check, judge, repair
 from mqmk.daemon.ray_workers import RayWorkers, trainers_that_fit
@@ -35,6 +35,10 @@ def serve_settings(config: Config) -> ServeSettings:
         api_keys=wanted.api_keys,
         anonymous=wanted.open,
         replicas=wanted.replicas,
+        max_replicas=wanted.max_replicas,
+        target_requests=wanted.target_requests,
+        scale_up_seconds=wanted.scale_up_seconds,
+        scale_down_seconds=wanted.scale_down_seconds,
         num_cpus=wanted.num_cpus,
         num_gpus=wanted.num_gpus,
         backbone=backbone.name,
@@ -50,6 +54,7 @@ def serve_settings(config: Config) -> ServeSettings:
         timeout_seconds=wanted.timeout_seconds,
         watch_seconds=wanted.watch_seconds,
         haproxy=wanted.haproxy,
+        private=temp_folder(config.ray_folder).parent if wanted.haproxy else None,
         agreement_share=wanted.agreement_share,
         task_labels=config.metrics.task_labels,
     )
@@ -57,7 +62,7 @@ def serve_settings(config: Config) -> ServeSettings:
 
 def head_settings(config: Config) -> RayHeadSettings:
     """What the local head is started with; on a small machine, room for one trainer beside the replicas."""
-    needed = math.ceil(config.ray.trainer_cpus + config.serve.replicas * config.serve.num_cpus)
+    needed = math.ceil(config.ray.trainer_cpus + config.serve.most_replicas * config.serve.num_cpus)
     return RayHeadSettings(
         config.ray_folder,
         num_cpus=config.ray.num_cpus or max(os.cpu_count() or 1, needed),

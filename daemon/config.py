@@ -155,7 +155,15 @@ class Serve:
     port: Port = 8000
     """Port of the HTTP API and the page."""
     replicas: Count = 1
-    """Copies of the model."""
+    """Copies of the model; with `serve.max_replicas`, the least."""
+    max_replicas: Count | None = None
+    """Under load there may be this many copies; none keeps `serve.replicas`."""
+    target_requests: Annotated[float, Range(0.1)] = 8.0
+    """Requests under way for each copy, above which one more is started."""
+    scale_up_seconds: Seconds = 10.0
+    """How long there must be too many requests before a copy is added."""
+    scale_down_seconds: Seconds = 300.0
+    """How long there must be too few requests before a copy is ended."""
     num_cpus: Resource = 0.5
     """CPUs that one replica reserves."""
     num_gpus: Resource = 0.0
@@ -183,7 +191,12 @@ class Serve:
     open: bool = False
     """Serve without keys at an address that is not loopback."""
     haproxy: bool = False
-    """Put Ray's bundled HAProxy in front: more requests a second."""
+    """Put Ray's bundled HAProxy in front of the local Ray: more requests a second. Needs a new Ray (`stop`)."""
+
+    @property
+    def most_replicas(self) -> int:
+        """How many copies must have room."""
+        return self.max_replicas or self.replicas
 
 
 @dataclass(frozen=True)

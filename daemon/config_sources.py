@@ -83,6 +83,10 @@ def conflicts(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         yield ("serve.port", "metrics.port"), f"both are {config.serve.port}; expected two different ports"
     if config.ray.address == "none" and config.ray.workers_per_task > 1:
         yield ("ray.address", "ray.workers_per_task"), "several workers for a task need Ray; set one of them back"
+    if config.serve.max_replicas is not None and config.serve.max_replicas < config.serve.replicas:
+        yield ("serve.replicas", "serve.max_replicas"), "the first must not be larger than the second"
+    if config.serve.haproxy and config.ray.address != "local":
+        yield ("ray.address", "serve.haproxy"), "HAProxy is started with the local Ray only; set one of them back"
     if config.backbone.name == "embedded" and config.backbone.weights:
         yield ("backbone.name", "backbone.weights"), "the embedded backbone has its own weights; name another one"
     if config.serve.enabled and config.serve.host not in LOOPBACK and not (config.serve.api_keys or config.serve.open):

@@ -100,7 +100,7 @@ def devices(config: Config) -> Verdict:
     found = f"{gpus} GPUs, {cpus} CPUs"
     if config.ray.address != "local":
         return "ok", f"{found} in this machine", ""
-    serving = config.serve.replicas if config.serve.enabled else 0
+    serving = config.serve.most_replicas if config.serve.enabled else 0
     wanted_gpus = config.ray.trainer_gpus * config.ray.workers_per_task + config.serve.num_gpus * serving
     wanted_cpus = config.ray.trainer_cpus * config.ray.workers_per_task + config.serve.num_cpus * serving
     if wanted_gpus > gpus:

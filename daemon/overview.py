@@ -1,6 +1,7 @@
 """What the command line says about a state directory: read from the ledger and the files, the daemon running or not."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 from mqmk.daemon.config import Config
 from mqmk.daemon.errors import LedgerError
 from mqmk.daemon.ledger import Ledger, State, TaskRow
+from mqmk.daemon.ledger_rows import Health
 from mqmk.daemon.lock import holder_of
-from mqmk.matcher.pointer import read_pointer
+from mqmk.matcher.errors import PoolError
+from mqmk.matcher.pointer import POINTER, read_pointer
 
 NEXT_STEP: Mapping[State, str] = {
     State.DISCOVERED: "its samples are read and checked",
@@ -36,7 +39,7 @@ class Overview:
     def status(self) -> dict[str, Any]:
         """What `status --json` prints."""
         holder = holder_of(self.config.state.dir)
-        health = self.ledger.health()
+        health = [*self.ledger.health(), *self._pointer_health()]
         troubles = [each.part for each in health if not each.up]
         current = self.current_version()
         return {
@@ -55,9 +58,18 @@ class Overview:
         }
 
     def current_version(self) -> int | None:
-        """What CURRENT says."""
-        current = read_pointer(self.config.pools_folder)
-        return current.version if current else None
+        """What CURRENT says; None before the first version and where it cannot be read."""
+        with suppress(PoolError):
+            current = read_pointer(self.config.pools_folder)
+            return current.version if current else None
+        return None
+
+    def _pointer_health(self) -> Iterator[Health]:
+        """Whether CURRENT can be read: whoever broke it may have stopped the daemon, too."""
+        try:
+            read_pointer(self.config.pools_folder)
+        except PoolError as error:
+            yield Health("pools", False, str(error), since=(self.config.pools_folder / POINTER).stat().st_mtime)
 
     def serving(self) -> dict[str, Any]:
         """Who answers requests, and with which version; `skew` while replicas differ from CURRENT."""

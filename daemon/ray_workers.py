@@ -185,7 +185,7 @@ def trainers_that_fit(config: Config) -> int:
     if config.ray.trainers is not None:
         return config.ray.trainers
     have: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    wanted, replicas = config.ray, config.serve.replicas if config.serve.enabled else 0
+    wanted, replicas = config.ray, config.serve.most_replicas if config.serve.enabled else 0
     rooms = []
     if wanted.trainer_cpus:
         rooms.append((have.get("CPU", 1.0) - replicas * config.serve.num_cpus) / wanted.trainer_cpus)

@@ -20,7 +20,7 @@ from mqmk.deploy.doorman import Doorman, error_response, read_body, request_id_o
 from mqmk.deploy.errors import BadRequestError, RequestError, UnprocessableError
 from mqmk.deploy.keys import ApiKeys
 from mqmk.deploy.multipart import parse_multipart
-from mqmk.deploy.request_tally import RequestTally, note_matcher
+from mqmk.deploy.request_tally import RequestTally, note_answers, note_matcher
 from mqmk.deploy.schemas import AnswerBody, ErrorBody, FeedbackBody, FeedbackIn, PoolBody, answers_body, pool_body
 from mqmk.deploy.service import CHOICES, Question, Service
 
@@ -96,6 +96,7 @@ def _predict_routes(service: Service) -> APIRouter:
         question = Question(None if matcher is None else str(matcher.value), top_k)
         note_matcher(request, service.matcher_of(question))
         answers = await service.predict(request_id_of(request), pictures, question)
+        note_answers(request, answers)
         return JSONResponse(answers_body(answers, scores))
 
     @router.post("/feedback", responses=_REFUSED | {200: {"model": FeedbackBody}, 404: {"model": ErrorBody}},

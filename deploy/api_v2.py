@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 from mqmk.deploy.doorman import read_body, request_id_of
 from mqmk.deploy.errors import UnprocessableError
 from mqmk.deploy.inference_protocol import HEADER_LENGTH, INPUT, MODEL, OUTPUTS, parse_infer, render_infer
-from mqmk.deploy.request_tally import note_matcher
+from mqmk.deploy.request_tally import note_answers, note_matcher
 from mqmk.deploy.schemas import ErrorBody
 from mqmk.deploy.service import CHOICES, NOTHING_LEARNED, Question, Service
 
@@ -70,6 +70,7 @@ def v2_routes(service: Service) -> APIRouter:
         request_id, question = asked.id or request_id_of(request), Question(asked.matcher)
         note_matcher(request, service.matcher_of(question))
         answers = await service.predict(request_id, asked.pictures, question)
+        note_answers(request, answers)
         found = render_infer(asked, request_id, answers)
         if found.header_length is None:
             return Response(found.body, media_type="application/json")

@@ -24,12 +24,17 @@ from mqmk.matcher.golden import Golden
 from mqmk.matcher.matchers import MATCHERS
 from mqmk.matcher.pool import PromptPool
 from mqmk.matcher.pool_store import Pointer, PoolStore
-from mqmk.matcher.predictor import PredictSettings, choose_matcher, name_answers, predict
-from mqmk.matcher.prompted_vit import FrozenViT
+from mqmk.matcher.predictor import AUTO, PredictSettings, choose_matcher, name_answers, predict_from
+from mqmk.matcher.prompted_vit import FrozenViT, Stem
+from mqmk.matcher.queries import LiveQueries, PausedQueries
 
 log = logging.getLogger(__name__)
 
-_LONGEST_REST: Final = 0.05  # seconds, a few of them in a load: a version must be everywhere within two
+_REST: Final = 5.0
+"""How many times as long as a piece of work the rest after it is."""
+_LONGEST_REST: Final = 0.05
+_ALL_RESTS: Final = 0.6
+"""Seconds; a version must be everywhere within two."""
 Stage = Literal["pointer", "read", "fit", "replay", "warm-up"]
 """Where a new pool was refused: CURRENT itself; its files (hash, backbone, shapes, finite); the width and depth of the
 backbone; the golden replay; the first answer."""
@@ -91,6 +96,7 @@ class PoolHolder:
         self._store, self._vit, self._settings = store, vit, settings
         self._retry_seconds, self._clock = retry_seconds, clock
         self._look_again = 0.0
+        self._embedded: Stem | None = None
         self.held: Held | None = None
         self.previous: Held | None = None
         self.swaps = 0
@@ -142,28 +148,35 @@ class PoolHolder:
 
     def _load(self, pointer: Pointer) -> Held:
         breathe: Callable[[], None] = _Breather() if self.held else lambda: None
+        if self._embedded is None:
+            self._embedded = golden.embedded(self._vit)
         with _stage("read"):
             pool = self._store.read(pointer, self._vit.info).to(self._vit.device)
         with _stage("fit"):
             _check_fit(pool, self._vit)
         with _stage("replay"):
-            recorded = golden.record(self._vit, pool, breathe)
+            breathe()
+            recorded = golden.record(self._vit, pool, breathe, self._embedded)
             if self.held:
                 golden.compare(self.held.pool, self.held.golden, pool, recorded)
         with _stage("warm-up"):
-            breathe()
-            return Held(pointer, pool, recorded, self._warm_up(pool))
+            return Held(pointer, pool, recorded, self._warm_up(pool, breathe))
 
-    def _warm_up(self, pool: PromptPool) -> str:
+    @torch.inference_mode()
+    def _warm_up(self, pool: PromptPool, breathe: Callable[[], None]) -> str:
         """Answer once, as a request will: derived tensors are computed now, and every part has worked together."""
         if not pool.tasks:
             return self._settings.matcher
-        predicted = predict(self._vit, pool, golden.inputs(self._vit)[:1], self._settings)
+        assert self._embedded is not None
+        auto = choose_matcher(pool, self._settings.budget, self._settings.match.shortlist)
+        matcher = auto if self._settings.matcher == AUTO else self._settings.matcher
+        first = LiveQueries(self._vit, pool, self._embedded.rows(torch.tensor([0])), rows_per_pass=1)
+        predicted = predict_from(PausedQueries(first, breathe), pool, matcher, self._settings)
         if not torch.isfinite(predicted.probabilities).all():
             raise PoolError("the first answer's probabilities are not finite")
         name_answers(pool, predicted)
         _check_confidence(pool)
-        return choose_matcher(pool, self._settings.budget, self._settings.match.shortlist)
+        return auto
 
     def _refuse(self, refusal: Refusal) -> None:
         if refusal != self.last_refusal:
@@ -175,14 +188,15 @@ class PoolHolder:
 
 
 class _Breather:
-    """Rests after a piece of work for twice as long as it took: a request waits for a piece, not for a whole load."""
+    """Rests after each piece of work: requests share the cores with a small part of a load, and wait for a piece."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
+        self._began, self._left = time.monotonic(), _ALL_RESTS
 
     def __call__(self) -> None:
-        time.sleep(min(_LONGEST_REST, 2 * (time.monotonic() - self._began)))
-        self._began = time.monotonic()
+        rest = min(_LONGEST_REST, _REST * (time.monotonic() - self._began), self._left)
+        time.sleep(rest)
+        self._began, self._left = time.monotonic(), self._left - rest
 
 
 class Watcher:

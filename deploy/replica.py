@@ -8,6 +8,7 @@ import os
 import time
 from typing import Any
 
+import ray.util
 import torch
 from fastapi import FastAPI
 from ray import serve
@@ -19,6 +20,7 @@ from mqmk.deploy.keys import read_keys
 from mqmk.deploy.measures import Measures
 from mqmk.deploy.pool_holder import PoolHolder, Watcher
 from mqmk.deploy.replica_metrics import RayMetrics
+from mqmk.deploy.replica_port import keep_on_loopback
 from mqmk.deploy.reports import ReplicaReport, Reporter
 from mqmk.deploy.service import Service
 from mqmk.deploy.settings import ServeSettings
@@ -32,6 +34,7 @@ class Replica:
     """What Serve constructs, asks for its health, and routes requests to."""
 
     def __init__(self, settings: ServeSettings) -> None:
+        keep_on_loopback(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         context = serve.get_replica_context()
         torch.set_num_threads(settings.threads)
         self._id, self._settings, self._ready = context.replica_tag, settings, False
@@ -50,7 +53,7 @@ class Replica:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve asks for the API after the constructor."""
-        return build_api(self._service, self._keys, echo_id=self._settings.haproxy)
+        return build_api(self._service, self._keys, echo_id=False)  # Serve does, with HAProxy in front, too
 
     def check_health(self) -> None:
         """Serve replaces a replica that raises here."""

@@ -1,15 +1,22 @@
-"""How every request ended and how long it took: counted around the whole application, refusals at the door included."""
+"""How every request ended and how long it took: counted around the whole application, refusals at the door included.
+
+An answer also says where its time went, in the header `Server-Timing`.
+"""
 
 import asyncio
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Final
 
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mqmk.deploy.inference_protocol import MODEL
 from mqmk.deploy.measures import Measures
 from mqmk.deploy.metric_names import NO_MATCHER
+from mqmk.deploy.service import Answered, Stages
 
 _ROUTES: Final = {"/predict": "predict", f"/v2/models/{MODEL}/infer": "infer", "/feedback": "feedback"}
 _GONE: Final = "499"  # the client did not wait; no fault of ours
@@ -33,6 +40,8 @@ class RequestTally:
             nonlocal code
             if message["type"] == "http.response.start":
                 code = str(message["status"])
+                if stages := scope.get("state", {}).get("stages"):
+                    MutableHeaders(scope=message)["Server-Timing"] = _told(stages, time.perf_counter() - began)
             await send(message)
 
         try:
@@ -44,6 +53,17 @@ class RequestTally:
             matcher = scope.get("state", {}).get("matcher", NO_MATCHER)
             route = _ROUTES.get(scope["path"], "other")
             self._measures.request(route, code or _UNEXPECTED, matcher, time.perf_counter() - began)
+
+
+def _told(stages: Stages, total: float) -> str:
+    """As browsers and tools read it: milliseconds by name."""
+    spent = {**asdict(stages), "total": total}
+    return ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in spent.items())
+
+
+def note_answers(request: Request, answers: Sequence[Answered]) -> None:
+    """From here on it is known where the time of the request went."""
+    request.scope["state"]["stages"] = answers[0].stages if answers else None
 
 
 def note_matcher(request: Request, matcher: str) -> None:

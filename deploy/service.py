@@ -62,6 +62,15 @@ class Question:
 
 
 @dataclass(frozen=True)
+class Stages:
+    """Where the time of one request went, in seconds."""
+
+    decode: float
+    queue: float
+    match: float
+
+
+@dataclass(frozen=True)
 class Answered:
     """One picture's answer, and the pool it came from."""
 
@@ -72,6 +81,8 @@ class Answered:
     unknown: bool | None
     """Whether the picture looks like nothing the pool knows; None if the pool was not calibrated for it."""
     pool_version: int
+    stages: Stages | None = None
+    """Of the whole request; None outside the service."""
 
 
 @dataclass(frozen=True)
@@ -183,10 +194,12 @@ class Service:
         decoded = time.perf_counter()
         computed = await self._batcher.submit((held, self._chosen(held, question)), images)
         begun, ended = min(found.began for found in computed), max(found.ended for found in computed)
-        self.measures.stages(decoded - began, begun - decoded, ended - begun)
+        stages = Stages(decoded - began, begun - decoded, ended - begun)
+        self.measures.stages(stages.decode, stages.queue, stages.match)
         top_k = question.top_k or self.settings.top_k
         ids = [request_id] if len(pictures) == 1 else [f"{request_id}.{place}" for place in range(len(pictures))]
-        answers = [self._told(own_id, held, found, top_k) for own_id, found in zip(ids, computed, strict=True)]
+        told = [self._told(own_id, held, found, top_k) for own_id, found in zip(ids, computed, strict=True)]
+        answers = [replace(answered, stages=stages) for answered in told]
         for image, answered in zip(images, answers, strict=True):
             self.measures.answer(held, answered.prediction, answered.unknown)
             self._agreement.sample(held, image, answered.prediction)

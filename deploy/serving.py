@@ -14,6 +14,7 @@ from typing import Any, Final
 from ray import serve
 from ray.serve.config import ControllerOptions, HTTPOptions
 
+from mqmk.deploy import haproxy
 from mqmk.deploy.errors import ServeError
 from mqmk.deploy.replica import Replica
 from mqmk.deploy.reports import DEPLOYED, ReplicaReport, deployed, live_reports
@@ -28,6 +29,7 @@ _OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))  #
 
 def deploy(settings: ServeSettings) -> None:
     """Start the service if it does not run with these settings; returns while its replicas still start."""
+    haproxy.prepare(settings)
     serve.start(
         proxy_location="HeadOnly",
         http_options=HTTPOptions(
@@ -53,8 +55,7 @@ def environment(settings: ServeSettings) -> dict[str, str]:
     return {
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": str(settings.proxy_health_seconds),
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": str(settings.proxy_health_timeout_seconds),
-        "RAY_SERVE_ENABLE_HA_PROXY": "1" if settings.haproxy else "0",
-    }
+    } | haproxy.environment(settings)
 
 
 def replicas(settings: ServeSettings) -> list[ReplicaReport]:
@@ -81,6 +82,15 @@ def wait_until_live(settings: ServeSettings, seconds: float) -> None:
     raise ServeError(f"{settings.url} did not answer within {seconds:g} s (application: {application_status()}){last}")
 
 
+def wait_until_ready(settings: ServeSettings, count: int, seconds: float) -> None:
+    """Return when that many replicas hold CURRENT; ServeError says how many do."""
+    deadline = time.monotonic() + seconds
+    while (ready := sum(report.ready for report in replicas(settings))) < count:
+        if time.monotonic() > deadline:
+            raise ServeError(f"expected {count} replicas to be ready within {seconds:g} s, got {ready}")
+        time.sleep(0.1)
+
+
 def hint(seconds: float = 2.0) -> None:
     """Tell replicas that CURRENT was moved. They would see it by themselves; errors do not matter."""
     with suppress(Exception):
@@ -101,6 +111,8 @@ def _application(settings: ServeSettings) -> Any:
                 "min_replicas": settings.replicas,
                 "max_replicas": settings.max_replicas,
                 "target_ongoing_requests": settings.target_requests,
+                "upscale_delay_s": settings.scale_up_seconds,
+                "downscale_delay_s": settings.scale_down_seconds,
             }
         }
     deployment: Any = serve.deployment(

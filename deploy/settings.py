@@ -29,6 +29,9 @@ class ServeSettings:
     """Autoscale from `replicas` to this many; None keeps `replicas`."""
     target_requests: float = 8.0
     """Autoscaling: requests under way for each replica."""
+    scale_up_seconds: float = 10.0
+    scale_down_seconds: float = 300.0
+    """Autoscaling: how long there must be too many or too few requests."""
     num_cpus: float = 0.5
     """What Ray reserves for a replica; small, so that trainers fit beside it."""
     num_gpus: float = 0.0
@@ -73,7 +76,9 @@ class ServeSettings:
     proxy_health_seconds: float = 1.0
     proxy_health_timeout_seconds: float = 2.0
     haproxy: bool = False
-    """Ray's bundled HAProxy in front: several times the requests. Its statistics (8404, 9101) listen everywhere."""
+    """Ray's bundled HAProxy in front: more requests a second. Only with a Ray head on this machine."""
+    private: Path | None = None
+    """A folder that only we can enter, for HAProxy's files and sockets; short, for their paths have 107 letters."""
 
     def __post_init__(self) -> None:
         for name in ("replicas", "threads", "decode_threads", "top_k", "max_batch", "max_queue", "max_pictures"):
@@ -84,7 +89,10 @@ class ServeSettings:
             _at_least(name, getattr(self, name), 0.01)
         if self.max_replicas is not None:
             _at_least("max_replicas", self.max_replicas, self.replicas)
-        _at_least("task_labels", self.task_labels, 0)
+        for name in ("task_labels", "scale_up_seconds", "scale_down_seconds"):
+            _at_least(name, getattr(self, name), 0)
+        if self.haproxy and self.private is None:
+            raise ServeError("haproxy: expected `private` to name a folder for its sockets, got none")
         if not 0 <= self.agreement_share <= 1:
             raise ServeError(f"agreement_share: expected 0 to 1, got {self.agreement_share}")
         if not 0 <= self.port <= 65535:

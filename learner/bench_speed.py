@@ -24,6 +24,7 @@ from mqmk.matcher.backbone import RANDOM, load_backbone
 from mqmk.matcher.keys import trained_keys
 from mqmk.matcher.matchers import MATCHERS, match
 from mqmk.matcher.pool import PromptPool, TaskPrompt
+from mqmk.matcher.promises import Bar, at_least, at_most
 from mqmk.matcher.prompted_vit import FrozenViT, Prompt
 from mqmk.matcher.ridge import WIDTH
 
@@ -66,16 +67,6 @@ class Row:
     ratio_to_naive: float
     ratio_to_plain: float
     peak_mb: float
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A promise of this project and what was measured."""
-
-    promise: str
-    limit: float
-    measured: float
-    holds: bool
 
 
 @dataclass(frozen=True)
@@ -136,16 +127,6 @@ def judge(rows: list[Row]) -> Iterator[Bar]:
         for matcher in TWO_PASS:
             slowest = max((r.ratio_to_plain for r in rows if (r.backbone, r.matcher) == (name, matcher)), default=0.0)
             yield at_most(f"{name}: {matcher}, plain forwards", 2.2, slowest)
-
-
-def at_most(promise: str, limit: float, measured: float) -> Bar:
-    """A promise that a figure stays small."""
-    return Bar(f"{promise} <= {limit:g}", limit, round(measured, 3), measured <= limit)
-
-
-def at_least(promise: str, limit: float, measured: float) -> Bar:
-    """A promise that a figure is large enough."""
-    return Bar(f"{promise} >= {limit:g}", limit, round(measured, 3), measured >= limit)
 
 
 def describe_machine() -> Machine:

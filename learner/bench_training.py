@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mqmk.learner.bench_speed import Bar, Timing, at_least, whole_pass
+from mqmk.learner.bench_speed import Timing, whole_pass
 from mqmk.learner.settings import TrainSettings
 from mqmk.learner.tasks import InMemory, Task
 from mqmk.learner.train import Learning, empty_pool
 from mqmk.matcher.backbone import RANDOM, load_backbone
 from mqmk.matcher.pool import TaskPrompt
+from mqmk.matcher.promises import Bar, at_least
 from mqmk.matcher.prompted_vit import FrozenViT, Prompt
 
 TURN: Final = 0.6  # seconds for which a quick step is repeated in each round

@@ -16,7 +16,7 @@ from torch import Tensor
 from mqmk.matcher.errors import PoolError
 from mqmk.matcher.keys import trained_keys
 from mqmk.matcher.pool import PromptPool, TaskPrompt
-from mqmk.matcher.prompted_vit import FrozenViT
+from mqmk.matcher.prompted_vit import FrozenViT, Stem
 
 TOLERANCE: Final = 1e-5
 INPUTS: Final = 2
@@ -41,12 +41,23 @@ def inputs(vit: FrozenViT) -> Float[Tensor, "inputs 3 height width"]:
 
 
 @torch.inference_mode()
-def record(vit: FrozenViT, pool: PromptPool, breathe: Callable[[], None] = lambda: None) -> Golden:
-    """Compute the fixed inputs' queries and scores for some tasks of the pool, calling `breathe` between passes."""
+def embedded(vit: FrozenViT) -> Stem:
+    """The part of the fixed inputs' passes that no pool changes."""
+    return vit.embed(inputs(vit))
+
+
+@torch.inference_mode()
+def record(
+    vit: FrozenViT, pool: PromptPool, breathe: Callable[[], None] = lambda: None, known: Stem | None = None
+) -> Golden:
+    """Compute the fixed inputs' queries and scores for some tasks of the pool, calling `breathe` between passes.
+
+    `known` is what `embedded` gave before, if it was kept.
+    """
     chosen = sorted(range(len(pool.tasks)), key=lambda task: sha256(pool.tasks[task].name.encode()).digest())
     if not chosen:
         return Golden({}, {})
-    stem = vit.stem(vit.embed(inputs(vit)), pool.g, pool.e_layers[0])
+    stem = vit.stem(embedded(vit) if known is None else known, pool.g, pool.e_layers[0])
     bank = pool.remember(("keys", None), lambda: trained_keys(pool, None))
     queries, scores = {}, {}
     for task in chosen[:REPLAYED]:  # the same ones in every version, as far as both have them

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from mqmk.matcher.classifiers import logits
 from mqmk.matcher.errors import MatchError
-from mqmk.matcher.matchers import MATCHERS, NOBODY, Match, MatchSettings, match
+from mqmk.matcher.matchers import MATCHERS, NOBODY, Match, MatchSettings, Scene, decide, match
 from mqmk.matcher.pool import PromptPool
 from mqmk.matcher.prompted_vit import FrozenViT
+from mqmk.matcher.queries import Queries
 
 AUTO: Final = "auto"
 
@@ -97,9 +98,17 @@ def predict(
         name = choose_matcher(pool, settings.budget, settings.match.shortlist)
     if pool.backbone != vit.info:
         raise MatchError(f"the pool was trained on {pool.backbone.name}, not on {vit.info.name} with these weights")
-    found = match(name, vit, pool, images, settings.match, true_task)
-    values = logits(pool, found, settings.classifier, settings.readout)
-    return Predicted(name, found, values.softmax(dim=1))
+    return _classified(name, pool, match(name, vit, pool, images, settings.match, true_task), settings)
+
+
+@torch.inference_mode()
+def predict_from(queries: Queries, pool: PromptPool, matcher: str, settings: PredictSettings) -> Predicted:
+    """As `predict` by a named matcher, wherever the queries come from."""
+    return _classified(matcher, pool, decide(matcher, Scene(queries, pool, settings.match)), settings)
+
+
+def _classified(matcher: str, pool: PromptPool, found: Match, settings: PredictSettings) -> Predicted:
+    return Predicted(matcher, found, logits(pool, found, settings.classifier, settings.readout).softmax(dim=1))
 
 
 def name_answers(pool: PromptPool, predicted: Predicted, top_k: int = 5) -> list[Prediction]:

@@ -1,6 +1,6 @@
 """Where a matcher's queries come from: computed from images by the frozen ViT, as few and as shared as possible."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
@@ -35,13 +35,14 @@ class LiveQueries:
     """Queries computed when they are asked for; the part that all tasks share is computed once."""
 
     def __init__(
-        self, vit: FrozenViT, pool: PromptPool, images: Float[Tensor, "batch 3 height width"], rows_per_pass: int
+        self, vit: FrozenViT, pool: PromptPool, images: Float[Tensor, "batch 3 height width"] | Stem, rows_per_pass: int
     ) -> None:
+        """`images` may have been embedded before."""
         self._vit, self._pool, self._images, self._rows_per_pass = vit, pool, images, rows_per_pass
 
     @cached_property
     def _embedded(self) -> Stem:
-        return self._vit.embed(self._images)
+        return self._images if isinstance(self._images, Stem) else self._vit.embed(self._images)
 
     @cached_property
     def _stem(self) -> Stem:
@@ -70,6 +71,34 @@ class LiveQueries:
         everyone = len(image) == len(self._stem) and bool((image.cpu() == torch.arange(len(image))).all())
         stem = self._stem if everyone else self._stem.rows(image)
         return self._vit.query(stem, self._pool.g, self._pool.e_rows(task))
+
+
+class PausedQueries:
+    """Queries from elsewhere, one pass at a time with a pause before each: for work beside requests."""
+
+    def __init__(self, queries: Queries, pause: Callable[[], None]) -> None:
+        self._queries, self._pause = queries, pause
+
+    def plain(self) -> Float[Tensor, "batch dim"]:
+        self._pause()
+        return self._queries.plain()
+
+    def plus(self) -> Float[Tensor, "batch dim"]:
+        self._pause()
+        return self._queries.plus()
+
+    def by_task(self) -> Iterator[Float[Tensor, "batch dim"]]:
+        self._pause()
+        for query in self._queries.by_task():
+            yield query
+            self._pause()
+
+    def own(self, image: Int[Tensor, " rows"], task: Int[Tensor, " rows"]) -> Float[Tensor, "rows dim"]:
+        found = []
+        for row in range(len(image)):
+            self._pause()
+            found.append(self._queries.own(image[row : row + 1], task[row : row + 1]))
+        return torch.cat(found)
 
 
 def rows_per_pass(vit: FrozenViT, tokens_per_pass: int | None) -> int:

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 import click
 
 from mqmk.daemon.commands.bench_accuracy import accuracy
+from mqmk.daemon.commands.bench_serving import serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rich.console import Console
 
-    from mqmk.learner.bench_speed import Bar, Row, SpeedReport
+    from mqmk.learner.bench_speed import Row, SpeedReport
+    from mqmk.matcher.promises import Bar
 
 
 @click.group()
@@ -22,6 +24,7 @@ def bench() -> None:
 
 
 bench.add_command(accuracy)
+bench.add_command(serving)
 
 
 @bench.command()

@@ -92,9 +92,16 @@ def drawn(document: Mapping[str, Any]) -> "RenderableType":
     versions = ", ".join(str(each["pool_version"]) for each in serving["replicas"]) or "none"
     lines = [f"{document['state']}   version {document['pool_version'] or 'none yet'}   replicas hold {versions}"]
     lines += [f"serving at {serving['url']}"] if serving["url"] else []
+    lines += [_behind(each) for each in serving["replicas"] if each["last_failure"]]
     lines += [f"{each['part']} does not work: {each['says']}" for each in document["health"] if not each["up"]]
     lines += [f"waiting: {each['kind']} {each['subject']}" for each in document["commands"]]
     return Group(*(Text(line) for line in lines), _task_table(document["tasks"], document["progress"]))
+
+
+def _behind(replica: Mapping[str, Any]) -> str:
+    """Why a replica does not follow CURRENT."""
+    doing = f"keeps version {replica['pool_version']}" if replica["ready"] else "waits"
+    return f"replica {replica['id']} {doing}: {replica['last_failure']}"
 
 
 def _task_table(tasks: Iterable[Mapping[str, Any]], progress: Iterable[Mapping[str, Any]] = ()) -> "RenderableType":

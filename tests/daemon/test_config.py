@@ -189,6 +189,8 @@ def test_a_file_that_is_no_configuration_is_named(folder, text):
     ({"retry.first_seconds": "301"}, ("retry.first_seconds", "retry.max_seconds")),
     ({"serve.port": "9109"}, ("serve.port", "metrics.port")),
     ({"ray.address": "none", "ray.workers_per_task": "2"}, ("ray.address", "ray.workers_per_task")),
+    ({"serve.replicas": "3", "serve.max_replicas": "2"}, ("serve.replicas", "serve.max_replicas")),
+    ({"ray.address": "head:6379", "serve.haproxy": "true"}, ("ray.address", "serve.haproxy")),
     ({"backbone.weights": "/x.safetensors"}, ("backbone.name", "backbone.weights")),
     ({"serve.host": "0.0.0.0"}, ("serve.host", "serve.api_keys")),
 ])  # fmt: skip

@@ -15,10 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from listening import listening, open_to_all, ports_of
 from ray_session import small_head
 
 from mqmk.daemon.errors import RayError
-from mqmk.daemon.processes import PROC, Process, arguments, is_alive, process
+from mqmk.daemon.processes import Process, arguments, is_alive, process
 from mqmk.daemon.ray_attach import Cluster, attach, detach
 from mqmk.daemon.ray_command import (
     RayHeadSettings,
@@ -194,31 +195,14 @@ def greet() -> str:
     return ray.get(ray.get_actor("greeter").greet.remote(), timeout=60)
 
 
-def listening(pids: list[int]) -> dict[str, str]:
-    """The addresses, in the kernel's hexadecimal, that these processes listen on, and the program of each."""
-    owners = {}
-    for pid in pids:
-        for descriptor in (PROC / str(pid) / "fd").iterdir():
-            try:
-                owners[os.readlink(descriptor)] = arguments(pid)[0]
-            except FileNotFoundError:
-                continue
-    lines = [line.split() for name in ("tcp", "tcp6") for line in (PROC / "net" / name).read_text().splitlines()[1:]]
-    found = [(line[1], f"socket:[{line[9]}]") for line in lines if line[3] == "0A"]
-    return {address: owners[inode] for address, inode in found if inode in owners}
-
-
 def test_everything_listens_on_loopback_but_a_port_of_each_replica_which_wants_the_token(attached, proxy_port, folder):
     assert answer(proxy_port) == "served"
     assert greet() == "hello"
     found = listening([each.pid for each in head_processes(folder)] + [os.getpid()])
-    ports = {int(address.rpartition(":")[2], 16) for address in found}
-    assert {attached.ports.gcs, attached.ports.raylet, attached.ports.metrics, proxy_port} <= ports
-    loopback = ("0100007F:", "0000000000000000FFFF00000100007F:", "00000000000000000000000001000000:")
-    open_to_all = {address: owner for address, owner in found.items() if not address.startswith(loopback)}
-    assert {owner.strip() for owner in open_to_all.values()} <= {"ray::ServeReplica:answer:Answer"}  # fixed in Ray
-    for address in open_to_all:
-        assert refuses_strangers(int(address.rpartition(":")[2], 16))
+    assert {attached.ports.gcs, attached.ports.raylet, attached.ports.metrics, proxy_port} <= ports_of(found)
+    others = open_to_all(found)
+    assert {owner.strip() for owner in others.values()} <= {"ray::ServeReplica:answer:Answer"}  # ours closes it, too
+    assert all(refuses_strangers(port) for port in ports_of(others))
 
 
 def refuses_strangers(port: int) -> bool:

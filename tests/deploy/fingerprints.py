@@ -77,13 +77,3 @@ def picture(seed: int = 0, size: tuple[int, int] = (56, 56), kind: str = "PNG") 
     data = io.BytesIO()
     Image.fromarray(pixels.to(torch.uint8).numpy()).save(data, kind)
     return data.getvalue()
-
-
-def version_of(answer: dict) -> int:
-    """The version that every part of an answer agrees on; AssertionError if two versions are mixed."""
-    version = answer["pool_version"]
-    texts = [answer["label"], answer["task"], *(text for row in answer["top"] for text in (row["label"], row["task"]))]
-    for text in texts:
-        assert f"-v{version}" in text, answer
-    assert answer["match"]["runner_up"].startswith("kept"), answer
-    return version

@@ -1,12 +1,21 @@
-"""Constant load over HTTP: clients that ask again as soon as they are answered, and what became of each request."""
+"""Constant load over HTTP: clients that ask again as soon as they are answered, and what became of each request.
+
+The clients are a process of their own (`load.py URL CLIENTS FOLDER`), so that nothing else that a test does, such as
+watching reports, is counted as time of the service. Clocks are the system's monotonic one, the same in all processes.
+"""
 
 import asyncio
+import json
+import subprocess
+import sys
+import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
 
 import aiohttp
-from fingerprints import picture, version_of
+from answers import version_of
 
 
 @dataclass(frozen=True)
@@ -21,45 +30,57 @@ class Sample:
 
 @dataclass
 class Load:
-    """Runs in a thread of its own until `stop`."""
+    """Runs until the end of the `with` block; `samples` are there after it."""
 
     url: str
     clients: int = 4
     samples: list[Sample] = field(default_factory=list)
 
     def __enter__(self) -> "Load":
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
-        self._thread.start()
+        from fingerprints import picture
+
+        self._folder = tempfile.TemporaryDirectory()
+        for seed in range(2):
+            (Path(self._folder.name) / f"{seed}.png").write_bytes(picture(seed))
+        command = [sys.executable, __file__, self.url, str(self.clients), self._folder.name]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout.readline() == "begun\n"
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
+        told, _ = self._process.communicate()
+        self.samples = [Sample(*row) for row in json.loads(told)]
+        self._folder.cleanup()
 
-    async def _run(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=30)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            await asyncio.gather(*(self._client(session, number) for number in range(self.clients)))
 
-    async def _client(self, session: aiohttp.ClientSession, number: int) -> None:
-        body = picture(number % 2)
-        while not self._end.is_set():
-            began = time.monotonic()
-            version, error = None, None
-            try:
-                async with session.post(f"{self.url}/predict", data=body) as answer:
-                    text = await answer.text()
-                    if answer.status != 200:
-                        error = f"{answer.status}: {text[:200]}"
-                    else:
-                        version = version_of(await answer.json())
-            except (aiohttp.ClientError, TimeoutError) as problem:
-                error = f"{type(problem).__name__}: {problem}"
-                await asyncio.sleep(0.05)
-            except AssertionError as mixed:
-                error = f"MIXED: {mixed}"
-            self.samples.append(Sample(began, time.monotonic() - began, version, error))
+async def ask(url: str, clients: int, pictures: list[bytes], end: threading.Event) -> list[Sample]:
+    """Ask until `end`; every client has one request under way."""
+    samples: list[Sample] = []
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
+        asking = (_client(session, url, pictures[number % len(pictures)], end, samples) for number in range(clients))
+        await asyncio.gather(*asking)
+    return samples
+
+
+async def _client(
+    session: aiohttp.ClientSession, url: str, body: bytes, end: threading.Event, samples: list[Sample]
+) -> None:
+    while not end.is_set():
+        began = time.monotonic()
+        version, error = None, None
+        try:
+            async with session.post(f"{url}/predict", data=body) as answer:
+                text = await answer.text()
+                if answer.status != 200:
+                    error = f"{answer.status}: {text[:200]}"
+                else:
+                    version = version_of(json.loads(text))
+        except (aiohttp.ClientError, TimeoutError) as problem:
+            error = f"{type(problem).__name__}: {problem}"
+            await asyncio.sleep(0.05)
+        except AssertionError as mixed:
+            error = f"MIXED: {mixed}"
+        samples.append(Sample(began, time.monotonic() - began, version, error))
 
 
 def quantile(samples: list[Sample], share: float) -> float:
@@ -73,3 +94,16 @@ def within(samples: list[Sample], windows: list[tuple[float, float]]) -> list[Sa
     return [
         one for one in samples if any(one.began <= end and one.began + one.seconds >= start for start, end in windows)
     ]
+
+
+def main(url: str, clients: str, folder: str) -> None:
+    pictures = [path.read_bytes() for path in sorted(Path(folder).glob("*.png"))]
+    end = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), end.set()), daemon=True).start()
+    print("begun", flush=True)
+    samples = asyncio.run(ask(url, int(clients), pictures, end))
+    print(json.dumps([astuple(sample) for sample in samples]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,27 +1,31 @@
-"""A Ray head with the service on it, in a process of its own: `serve_process.py POOLS PORT REPLICAS TEMP`.
+"""A Ray head with the service on it, in a process of its own: `serve_process.py POOLS TEMP SETTINGS_AS_JSON`.
 
 Says `ready` when it answers. A line `deploy` on its input deploys again, `metrics` asks for the port of Ray's metrics.
 The end of its input ends everything.
 """
 
+import json
 import os
 import sys
 from pathlib import Path
 
 
-def main(pools: str, port: str, replicas: str, temp: str) -> None:
+def main(pools: str, temp: str, given: str) -> None:
     token = Path(temp) / "token"
     token.touch(mode=0o600)
     token.write_text("0" * 32 + os.urandom(16).hex())
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN_PATH": str(token)}
+    os.environ |= {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # loopback, as the daemon's head
+    }
     import ray
 
     from mqmk.deploy import serving
     from mqmk.deploy.settings import ServeSettings
 
-    settings = ServeSettings(
-        Path(pools), port=int(port), replicas=int(replicas), num_cpus=0.2, max_queue=64, retry_seconds=1.0
-    )
+    defaults = {"num_cpus": 0.2, "max_queue": 64, "retry_seconds": 1.0, "private": Path(temp)}
+    settings = ServeSettings(Path(pools), **(defaults | json.loads(given)))
     ray.init(
         num_cpus=2, namespace="mqmk", _temp_dir=temp, object_store_memory=100 * 2**20, include_dashboard=False,
         log_to_driver=False, _system_config={"metrics_report_interval_ms": 2000},

@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fingerprints import empty_pool, marked_pool, picture, publish, version_of
+from answers import version_of
+from fingerprints import empty_pool, marked_pool, picture, publish
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -68,6 +69,22 @@ def test_an_answer_has_every_part_of_the_contract(client):
     assert body["top"][0]["label"] == body["label"]
     assert body["match"]["unknown"] is None
     assert version_of(body) == 1
+
+
+@pytest.mark.parametrize("path", ["/predict", "/v2/models/mqmk/infer"])
+def test_an_answer_says_where_its_time_went(client, path):
+    v2 = {
+        "inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [base64.b64encode(PICTURE).decode()]}]
+    }
+    answer = client.post(path, content=PICTURE) if path == "/predict" else client.post(path, json=v2)
+    assert answer.status_code == 200
+    spent = dict(part.split(";dur=") for part in answer.headers["server-timing"].split(", "))
+    assert list(spent) == ["decode", "queue", "match", "total"]
+    assert 0 < float(spent["decode"]) + float(spent["queue"]) + float(spent["match"]) <= float(spent["total"])
+
+
+def test_a_refusal_does_not_say_where_its_time_went(client):
+    assert "server-timing" not in client.post("/predict", content=b"hello").headers
 
 
 def test_an_answer_is_what_the_predictor_says(client, vit):

@@ -1,5 +1,6 @@
 """Which pool is served: the one that CURRENT names, if it is good; else the one before."""
 
+import shutil
 import threading
 import time
 
@@ -104,6 +105,39 @@ def test_a_damaged_pointer_keeps_the_old_pool(text, holder, vit, folder):
     assert not holder.look()
     assert (holder.held.version, dict(holder.refusals)) == (1, {"pointer": 1})
     assert not holder.caught_up
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"version": 1}'])
+def test_whoever_starts_on_a_damaged_pointer_waits_says_why_and_follows_once_it_is_mended(text, holder, vit, folder):
+    publish(folder, marked_pool(vit, 1), 1)
+    whole = (folder / "CURRENT").read_text()
+    (folder / "CURRENT").write_text(text)
+    assert not holder.look()
+    assert (holder.held, holder.caught_up) == (None, False)
+    assert "CURRENT: expected a version and a digest" in str(holder.last_refusal)
+    (folder / "CURRENT").write_text(whole)
+    assert holder.look()
+    assert (holder.held.version, holder.caught_up, holder.last_refusal) == (1, True, None)
+
+
+@pytest.mark.parametrize("name", [*bad_pools.DAMAGES, "no folder"])
+def test_whoever_starts_on_a_damaged_pool_waits_says_why_and_follows_once_it_is_mended(name, vit, folder):
+    holder = PoolHolder(PoolStore(folder), vit, PredictSettings(), retry_seconds=0)
+    publish(folder, marked_pool(vit, 1), 1)
+    (home,) = folder.glob("1-*")
+    shutil.copytree(home, folder / "whole")
+    if name in bad_pools.DAMAGES:
+        file, damage = bad_pools.DAMAGES[name]
+        (home / file).write_bytes(damage((home / file).read_bytes()))
+    else:
+        shutil.rmtree(home)
+    assert not holder.look()
+    assert (holder.held, holder.caught_up) == (None, False)
+    assert str(holder.last_refusal).startswith("version 1: read: ")
+    shutil.rmtree(home, ignore_errors=True)
+    (folder / "whole").rename(home)
+    assert holder.look()
+    assert (holder.caught_up, holder.last_refusal) == (True, None)
 
 
 def test_a_pointer_that_is_gone_keeps_the_old_pool(holder, vit, folder):

@@ -5,70 +5,31 @@
 
 import json
 import os
-import shutil
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 
 import bad_pools
 import pytest
-from fingerprints import marked_pool, picture, publish, version_of
-from load import Load, quantile, within
+from answers import version_of
+from fingerprints import marked_pool, picture, publish
+from listening import family, listening, open_to_all, ports_of
+from load import Load, within
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
+from running_service import Running, running_service, until
+from swap_account import Swap, account
 
 from mqmk.deploy.metric_names import RAY_PREFIX, REPLICA_METRICS, Metric
-from mqmk.deploy.reports import ReplicaReport, live_reports
 from mqmk.matcher.backbone import load_backbone
-from mqmk.matcher.pool_store import PoolStore
+from mqmk.matcher.pool_files import PoolVersion
+from mqmk.matcher.pool_store import Pointer, PoolStore
 
 FULL = os.environ.get("MQMK_SWAP_TEST") == "full"
 SWAPS, BAD, KILLS = (50, 20, 2) if FULL else (6, 6, 1)
-TEMP = os.environ.get("MQMK_TEST_TEMP", "/tmp")  # Ray's sockets need a short path
-
-
-@dataclass(frozen=True)
-class Running:
-    """The service under test."""
-
-    url: str
-    pools: Path
-    process: subprocess.Popen
-
-    @property
-    def reports(self) -> list[ReplicaReport]:
-        return [report for report in live_reports(self.pools.parent / "replicas") if report.ready]
-
-    def post(self, path: str, body: bytes, **headers: str) -> dict:
-        request = urllib.request.Request(self.url + path, body, headers | {"Content-Type": "application/octet-stream"})
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                return json.load(answer) | {"status": 200}
-        except urllib.error.HTTPError as error:
-            with error:
-                return json.load(error) | {"status": error.code}
-
-    def say(self, line: str) -> str:
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-        return self.process.stdout.readline().strip()
-
-
-def until(condition: Callable[[], bool], seconds: float, what: str) -> float:
-    """Wait; gives how long it took."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < seconds, f"not within {seconds} s: {what}"
-        time.sleep(0.03)  # the load runs in this process, too
-    return time.monotonic() - began
+BETWEEN = 1.0 if FULL else 0.7
+"""Seconds from a version's arrival to the next one."""
 
 
 @pytest.fixture(scope="module")
@@ -80,32 +41,8 @@ def vit():
 def running(vit, tmp_path_factory) -> Iterator[Running]:
     pools = tmp_path_factory.mktemp("served") / "pools"
     publish(pools, marked_pool(vit, 1), 1)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    temp = tempfile.mkdtemp(prefix="mqs", dir=TEMP)
-    command = [sys.executable, str(Path(__file__).with_name("serve_process.py")), str(pools), str(port), "2", temp]
-    log = (pools.parent / "serve.log").open("w+")
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
-    )
-    try:
-        found = Running(f"http://127.0.0.1:{port}", pools, process)
-        said = process.stdout.readline().strip()
-        log.seek(0)
-        assert said == "ready", log.read()[-3000:]
-        until(lambda: len(found.reports) == 2, 120, "two replicas are ready")
+    with running_service(pools, replicas=2) as found:
         yield found
-    finally:
-        process.stdin.close()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        process.stdout.close()
-        log.close()
-        shutil.rmtree(temp, ignore_errors=True)
 
 
 def test_answers_come_over_http_with_the_id_that_was_sent(running):
@@ -115,6 +52,12 @@ def test_answers_come_over_http_with_the_id_that_was_sent(running):
         body = json.load(answer)
     assert body["id"] == "mine"
     assert version_of(body) == 1
+    assert answer.headers["Server-Timing"].startswith("decode;dur=")
+
+
+def test_an_answer_without_an_id_gets_one_that_the_header_repeats(running):
+    with urllib.request.urlopen(urllib.request.Request(f"{running.url}/predict", picture()), timeout=30) as answer:
+        assert answer.headers.get_all("X-Request-Id") == [json.load(answer)["id"]]
 
 
 def test_feedback_finds_the_replica_that_answered(running):
@@ -169,6 +112,12 @@ def test_rays_agent_shows_everything_that_replicas_are_declared_to_export(runnin
     assert len({each.labels["replica"] for each in found["mqmk_inflight_images"]}) == 2
 
 
+def test_nothing_listens_where_others_could_reach_it(running):
+    found = listening(family(running.process.pid))
+    assert int(running.url.rpartition(":")[2]) in ports_of(found)
+    assert open_to_all(found) == {}
+
+
 def test_deploying_again_leaves_the_replicas_alone(running):
     before = {report.pid for report in running.reports}
     assert running.say("deploy") == "deployed RUNNING"
@@ -190,70 +139,82 @@ def test_more_clients_get_more_answers(running):
 
 @pytest.mark.timeout(900)
 def test_swaps_bad_pools_and_dead_replicas_fail_no_request(running, vit):
-    store, windows, delays, killed = PoolStore(running.pools), [], [], []
+    store = PoolStore(running.pools)
     good = {version: store.write(marked_pool(vit, version), version, None) for version in range(1, SWAPS // 2 + 2)}
     bad = bad_pools.bad_pointers(running.pools, marked_pool(vit, 1), 1000)
     order = [*range(2, SWAPS // 2 + 2), *range(SWAPS // 2, 0, -1)]  # forward and back
-
-    def everybody(version: int) -> bool:
-        reports = running.reports
-        return len(reports) == 2 and all(report.pool_version == version for report in reports)
-
     with Load(running.url) as load:
-        time.sleep(3)
-        for version in order:
-            began = time.monotonic()
-            store.point_at(good[version])
-            delays.append(until(lambda wanted=version: everybody(wanted), 30, f"version {version} everywhere"))
-            windows.append((began, time.monotonic() + 0.1))
-            time.sleep(0.7)
+        watch(running, 3)
+        swaps = [swap(running, good[version]) for version in order]
         for number in range(BAD):
-            name, pointer = bad[number % len(bad)]
-            before = {report.replica_id: report.failures for report in running.reports}
-            store.point_at(pointer)
-            until(lambda b=before: all(r.failures > b[r.replica_id] for r in running.reports), 30, f"{name} is refused")
-            assert everybody(order[-1]), name
-            store.point_at(good[order[-1]])
-            until(lambda: not any(report.last_failure for report in running.reports), 30, "back at the good one")
-        for _ in range(KILLS):
-            victim = running.reports[0]
-            killed.append((time.monotonic(), time.monotonic()))
-            os.kill(victim.pid, signal.SIGKILL)
-            until(
-                lambda old=victim: everybody(order[-1]) and old.pid not in {r.pid for r in running.reports},
-                120,
-                "a new replica holds CURRENT",
-            )
-            killed[-1] = (killed[-1][0], time.monotonic())
-        time.sleep(2)
-
-    judge(load, windows, killed, delays)
-    versions = {sample.version for sample in load.samples if sample.version}
-    assert versions == set(order) | {1}
+            offer_bad(running, *bad[number % len(bad)], good[order[-1]])
+        killed = [kill_one(running, good[order[-1]], damaged=number == 0) for number in range(KILLS)]
+        watch(running, 2)
+    judge(load, swaps, killed)
+    assert {sample.version for sample in load.samples if sample.version} == set(order) | {1}
 
 
-def judge(load: Load, windows: list, killed: list, delays: list[float]) -> None:
+def everybody_holds(running: Running, version: int) -> bool:
+    reports = running.reports
+    return len(reports) == 2 and all(report.pool_version == version for report in reports)
+
+
+def watch(running: Running, seconds: float) -> None:
+    """Let time pass, looking at reports as often as `until` does: swaps and the time between cost the machine alike."""
+    end = time.monotonic() + seconds
+    until(lambda: bool(running.reports) and time.monotonic() >= end, seconds + 30, "time passes")
+
+
+def swap(running: Running, identity: PoolVersion) -> Swap:
+    published = time.monotonic()
+    PoolStore(running.pools).point_at(identity)
+    until(lambda: everybody_holds(running, identity.version), 30, f"version {identity.version} everywhere")
+    everywhere = time.monotonic()
+    watch(running, BETWEEN)
+    return Swap(published, everywhere, time.monotonic())
+
+
+def offer_bad(running: Running, name: str, pointer: Pointer, good: PoolVersion) -> None:
+    before = {report.replica_id: report.failures for report in running.reports}
+    PoolStore(running.pools).point_at(pointer)
+    until(lambda: all(r.failures > before[r.replica_id] for r in running.reports), 30, f"{name} is refused")
+    assert everybody_holds(running, good.version), name
+    PoolStore(running.pools).point_at(good)
+    until(lambda: not any(report.last_failure for report in running.reports), 30, "back at the good one")
+
+
+def kill_one(running: Running, held: PoolVersion, damaged: bool) -> tuple[float, float]:
+    """From when to when there was one replica less; a new one that finds CURRENT damaged waits until it is mended."""
+    if damaged:
+        (running.pools / "CURRENT").write_text("{")
+    victim, began = running.reports[0], time.monotonic()
+    os.kill(victim.pid, signal.SIGKILL)
+    if damaged:
+        until(lambda: any("CURRENT" in said for said in running.waiting), 120, "a new replica waits and says why")
+        PoolStore(running.pools).point_at(held)
+    until(
+        lambda: everybody_holds(running, held.version) and victim.pid not in {each.pid for each in running.reports},
+        120,
+        "a new replica holds CURRENT",
+    )
+    return began, time.monotonic()
+
+
+def judge(load: Load, swaps: list[Swap], killed: list[tuple[float, float]]) -> None:
     """Print the numbers, and say no if they are not what was promised."""
     failed = [sample for sample in load.samples if sample.error]
-    from_kills = within(failed, [(start, end) for start, end in killed])
+    from_kills = within(failed, killed)
     mixed = [sample for sample in failed if "MIXED" in str(sample.error)]
-    busy = within(load.samples, killed)
-    calm = [sample for sample in load.samples if sample not in set(busy)]
-    swapping = within(calm, windows)
-    steady = [sample for sample in calm if sample not in set(swapping)]
-    ratio = quantile(swapping, 0.99) / quantile(steady, 0.99)
     span = load.samples[-1].began - load.samples[0].began
+    found = account(load.samples, swaps)
     print(
-        f"\n{len(load.samples)} requests ({len(load.samples) / span:.0f}/s), {len(windows)} swaps, {BAD} bad pools, "
+        f"\n{len(load.samples)} requests ({len(load.samples) / span:.0f}/s), {len(swaps)} swaps, {BAD} bad pools, "
         f"{KILLS} kills: {len(failed) - len(from_kills)} failed, {len(from_kills)} more while a replica was dead, "
-        f"{len(mixed)} mixed\np50 {quantile(steady, 0.5) * 1e3:.1f} ms, p99 steady {quantile(steady, 0.99) * 1e3:.1f} "
-        f"ms ({len(steady)}), p99 in swap windows {quantile(swapping, 0.99) * 1e3:.1f} ms ({len(swapping)}), ratio "
-        f"{ratio:.2f}\npublish to all replicas: median {sorted(delays)[len(delays) // 2]:.2f} s, "
-        f"most {max(delays):.2f} s"
+        f"{len(mixed)} mixed\n{found}"
     )
     assert not mixed, mixed[0]
     assert len(failed) == len(from_kills), [one for one in failed if one not in from_kills][:3]
     assert len(from_kills) <= KILLS * load.clients, from_kills[:3]  # what the dead replica had in hand
     if FULL:
-        assert ratio <= 1.25
-        assert max(delays) < 2
+        assert found.ratio <= 1.25
+        assert max(found.delays) < 2

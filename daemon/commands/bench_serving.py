@@ -1,0 +1,86 @@
+"""`mqmk-daemon bench serving`: how fast the service answers, on a Ray of its own."""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from mqmk.deploy.bench_serving import ServingReport
+
+
+@click.command()
+@click.option("--backbone", default="deit_tiny_patch16_224", show_default=True, help="A timm ViT.")
+@click.option("--weights", default="random", show_default=True, help="A safetensors file; random ones are as fast.")
+@click.option("--tasks", type=click.IntRange(min=1), default=10, show_default=True)
+@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--seconds", type=click.FloatRange(min=0.5), default=4.0, show_default=True, help="Of one turn.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document; progress goes to standard error.")
+def serving(backbone: str, weights: str, tasks: int, rounds: int, seconds: float, as_json: bool) -> None:
+    """Time the service against the predictor alone and against plain servers. Exits with 1 if a promise fails."""
+    from mqmk.deploy.bench_serving import BenchSettings, measure_serving
+
+    settings = BenchSettings(backbone, weights, tasks, rounds=rounds, seconds=seconds)
+    with _private_ray(settings.cores) as folder:
+        report = measure_serving(settings, folder, lambda line: click.echo(line, err=True))
+    if as_json:
+        click.echo(json.dumps(report.as_json(), indent=2))
+    else:
+        _print_tables(report)
+    if not all(bar.holds for bar in report.bars):
+        sys.exit(1)
+
+
+@contextmanager
+def _private_ray(cores: int) -> Iterator[Path]:
+    """A Ray head that ends with the block, and a folder beside it; its path is short for the sake of sockets."""
+    from mqmk.daemon.ray_attach import attach, detach
+    from mqmk.daemon.ray_command import RayHeadSettings
+    from mqmk.daemon.ray_head import ensure_head, stop_head
+
+    with tempfile.TemporaryDirectory(prefix="mqb-", dir="/tmp") as name:
+        folder = Path(name)
+        try:
+            attach(ensure_head(RayHeadSettings(folder / "ray", num_cpus=2 * cores, num_gpus=0)))
+            yield folder
+        finally:
+            detach()
+            stop_head(folder / "ray")
+
+
+def _print_tables(report: "ServingReport") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    def table(*columns: str) -> Table:
+        made = Table(*columns)
+        for column in made.columns[2:]:
+            column.justify = "right"
+        return made
+
+    console = Console()
+    rates = table("backbone", "way", "at once", "pictures/s", "p50 ms", "p99 ms")
+    for row in report.rows:
+        rates.add_row(row.backbone, row.way, str(row.clients), f"{row.rate:.1f}", _ms(row.p50_ms), _ms(row.p99_ms))
+    parts = table("backbone", "way", "total ms", "outside", "decode", "queue", "model", "answer", "beyond the model")
+    for part in report.parts:
+        spent = (part.total, part.outside, part.decode, part.queue, part.match, part.answer, part.beyond_the_model)
+        parts.add_row(part.backbone, part.way, *(f"{value:.2f}" for value in spent))
+    batching = table("", "batching", "at once", "pictures/s", "p50 ms")
+    for each in report.batching:
+        batching.add_row("embedded", each.way, str(each.clients), f"{each.rate:.1f}", _ms(each.p50_ms))
+    for made in (rates, parts, batching):
+        console.print(made)
+    for name, value in report.facts.items():
+        console.print(f"{name}: {value:.2f}", highlight=False)
+    for bar in report.bars:
+        console.print(f"{'holds' if bar.holds else 'FAILS'}  {bar.promise}: {bar.measured:g}", highlight=False)
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
