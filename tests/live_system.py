@@ -121,7 +121,7 @@ class System:
         """Drop tasks into the bucket; returns when all of them are served, with traffic for each from then on."""
         for task in tasks:
             pack(class_folders(task, SHARDS), self.daemon.state / "bucket" / "tasks", task)
-        self.daemon.wait_for(lambda: self._serves(tasks), 60 + 60 * len(tasks), f"{', '.join(tasks)} to be served")
+        self.daemon.wait_for(lambda: self._serves(tasks), 240 + 120 * len(tasks), f"{', '.join(tasks)} to be served")
 
     def _serves(self, tasks: Sequence[str]) -> bool:
         states = self.daemon.states()

@@ -1,8 +1,11 @@
 """On ten tasks of sketches that the backbone never saw, many queries with many keys beat one query with one key."""
 
+from statistics import fmean
+
 import pytest
 import torch
 from demo_tasks import demo_task
+from estimates import MATCHERS, errors, told
 
 from mqmk.learner import sketches
 from mqmk.learner.evaluate import Evaluation, HeldOut, extend, first_table
@@ -44,3 +47,12 @@ def test_a_trained_pool_survives_its_files(evaluation, tmp_path):
     _, pool = read_pool(tmp_path / identity.folder, evaluation.pool.backbone)
     again = Evaluation(pool, evaluation.table, evaluation.held_out)
     assert again.tally("cascade") == evaluation.tally("cascade")
+
+
+@pytest.mark.parametrize("matcher", MATCHERS)
+def test_the_matching_rate_estimated_without_labels_is_near_the_true_one(evaluation, matcher):
+    """Five points at most is the promise; with five hundred pictures on either side chance alone makes about two."""
+    found = errors(evaluation, matcher)
+    print(told("sketches", matcher, found, len(evaluation.held_out.task)))
+    assert fmean(map(abs, found)) < 0.03
+    assert abs(fmean(found)) < 0.015  # neither too high nor too low
