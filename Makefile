@@ -4,7 +4,7 @@ BIN := .venv/bin
 PARTS := src/mqmk/matcher src/mqmk/learner src/mqmk/daemon src/mqmk/deploy
 DRAWINGS := build/package/src/drawings
 
-.PHONY: demo test lint bench kill-test swap-test pretrain clean
+.PHONY: demo test lint bench kill-test swap-test observe-test pretrain clean
 
 demo: .venv/installed
 	$(BIN)/mqmk-daemon demo
@@ -30,6 +30,14 @@ kill-test: .venv/installed
 # Swaps forward and back under load, with bad pools and killed replicas in between.
 swap-test: .venv/installed
 	MQMK_SWAP_TEST=full $(BIN)/python -m pytest -s tests/deploy/test_serving.py tests/deploy/test_autoscaling.py
+
+# Prometheus and Alertmanager watch a live daemon: every panel and rule finds its data, an alert reaches a webhook. Then how
+# far the estimate without labels is off on photographs, and what metrics cost a request. A quarter of an hour.
+# Pictures for docs/monitoring.md: MQMK_PICTURES=docs/pictures in front.
+observe-test: .venv/installed .venv/servers
+	$(BIN)/python -m pytest -s tests/deploy/test_dashboards.py tests/deploy/test_alerts.py tests/daemon/test_metrics.py \
+	    tests/deploy/test_measures.py tests/observe/live.py tests/observe/estimate_cifar.py
+	cd tests && PYTHONPATH=.:deploy ../$(BIN)/python observe/overhead.py
 
 # The embedded backbone and the demo's sketches, made again from the public drawings (half an hour on two cores).
 pretrain: .venv/installed $(DRAWINGS)
