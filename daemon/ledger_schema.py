@@ -71,11 +71,21 @@ MIGRATIONS: Final = (
 
 def migrate(db: sqlite3.Connection) -> None:
     """Bring the file up to date, one transaction for each migration; a file of the future is refused, not reset."""
-    found = db.execute("PRAGMA user_version").fetchone()[0]
+    found = _schema(db)
     if found > len(MIGRATIONS):
         raise LedgerError(
             f"the ledger has schema {found}, this program knows {len(MIGRATIONS)}: upgrade mqmk-daemon, or restore the "
             "backup made before the upgrade"
         )
     for number in range(found, len(MIGRATIONS)):
-        db.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]} PRAGMA user_version = {number + 1}; COMMIT;")
+        try:
+            db.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]} PRAGMA user_version = {number + 1}; COMMIT;")
+        except sqlite3.OperationalError:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            if _schema(db) <= number:  # else somebody who opened it at the same moment was first
+                raise
+
+
+def _schema(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])

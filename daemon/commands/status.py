@@ -150,15 +150,27 @@ def tasks(loaded: "Loaded", as_json: bool) -> None:
 
 @click.command()
 @click.argument("task")
+@click.option("--wait", type=float, default=0.0, metavar="SECONDS",
+              help="Wait until it is served or put aside; exit with 1 if it is not served by then.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @config_options
-def show(loaded: "Loaded", task: str, as_json: bool) -> None:
+def show(loaded: "Loaded", task: str, wait: float, as_json: bool) -> None:
     """Everything about one task: why it is where it is, what comes next, and its history."""
+    if wait:
+        from mqmk.daemon.settled import wait_until_settled
+
+        wait_until_settled(loaded.config, task, wait)
     with _overview(loaded) as overview:
         found = overview.show(task)
     if as_json:
         click.echo(json.dumps(found, indent=2))
-        return
+    else:
+        _print_tasks(found)
+    if wait and found[-1]["state"] != "SERVING":
+        raise SystemExit(1)
+
+
+def _print_tasks(found: Iterable[Mapping[str, Any]]) -> None:
     for each in found:
         click.echo(f"{each['name']}: {each['state']}" + (f", {each['reason']}" if each["reason"] else ""))
         click.echo(f"  next: {each['next']}" + (f", not before {each['next_try']}" if each["next_try"] else ""))

@@ -1,8 +1,10 @@
 """What the ledger promises: durable rows, events that stay, and no reset whatever it finds."""
 
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -25,6 +27,22 @@ def test_a_task_and_its_history_are_there_when_the_ledger_is_opened_again(tmp_pa
     assert (found.state, found.reason, found.code, found.fingerprint) == ("QUARANTINED", "torn", "truncated", "f1")
     assert [event.event for event in again.events(found)] == ["task.discovered", "task.quarantined"]
     again.close()
+
+
+def test_all_who_open_a_new_ledger_at_the_same_moment_get_it(tmp_path: Path) -> None:
+    """Such as `mqmk-daemon start &` and `mqmk-daemon status` typed after it."""
+    for attempt in range(20):
+        together = Barrier(6)
+
+        def opened(folder: Path = tmp_path / str(attempt), together: Barrier = together) -> int:
+            together.wait()
+            ledger = make(folder)
+            found = len(ledger.tasks())
+            ledger.close()
+            return found
+
+        with ThreadPoolExecutor(6) as threads:
+            assert [each.result() for each in [threads.submit(opened) for _ in range(6)]] == [0] * 6
 
 
 def test_moving_on_clears_the_reason_and_the_tries_of_the_state_before(tmp_path: Path) -> None:
