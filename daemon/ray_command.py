@@ -99,6 +99,7 @@ def environment(settings: RayHeadSettings, token_file: Path, storage: Path) -> d
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # else 30 seconds of waiting after SIGTERM
         "RAY_enable_worker_prestart": "0",  # no idle worker of 126 MiB for each CPU
         "RAY_prestart_worker_first_driver": "0",
+        "RAY_worker_niceness": "0",  # else 15 for replicas, too; ours makes way with trainers only (ray_workers.py)
         "RAY_raylet_report_resources_period_milliseconds": "500",  # from here on: an idle head costs half of 3.5 % CPU
         "RAY_memory_monitor_refresh_ms": "500",
         "RAY_event_stats": "0",

@@ -146,15 +146,18 @@ def _start(settings: RayHeadSettings) -> Head:
     storage = settings.folder.resolve() / "gcs"
     if before is not None and before.ray_version != version("ray"):
         shutil.rmtree(storage, ignore_errors=True)  # another version's files may mean something else
-    remembers = storage.exists()
+    remembers, begun = storage.exists(), time.monotonic()
     try:
         return _launch(settings, before, storage)
     except RayError as error:
         _end(settings.folder, grace_seconds=0.0)
-        if not remembers:
+        if remembers:
+            log.warning("starting Ray without its memory: %s", error, extra=event("ray.memory_lost"))
+            shutil.rmtree(storage)
+        elif time.monotonic() - begun > settings.start_seconds / 2:
             raise
-        log.warning("starting Ray without its memory: %s", error, extra=event("ray.memory_lost"))
-        shutil.rmtree(storage)
+        else:  # on a busy machine `ray start` itself gives up after 30 s, whatever we would wait
+            log.warning("starting Ray once more: %s", error, extra=event("ray.start_again"))
         return _launch(settings, before, storage)
 
 

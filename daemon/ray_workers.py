@@ -20,12 +20,15 @@ from mqmk.daemon.workshop import Workshop, local_workshop
 
 CREDENTIALS = ("AWS_", "GOOGLE_", "AZURE_", "FSSPEC_")
 """Variables that a bucket's store reads."""
+NICENESS = 10
+"""Where CPUs are short, requests come before training."""
 
 
 class Worker:
     """The actor: a workshop, and what it reported that nobody has fetched yet."""
 
     def __init__(self, config: Config) -> None:
+        os.nice(max(0, NICENESS - os.nice(0)))
         self._config = config
         self._workshop: Workshop = local_workshop(config)
         self._inbox: Any = None
