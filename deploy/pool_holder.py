@@ -23,7 +23,7 @@ from mqmk.matcher.errors import PoolError
 from mqmk.matcher.golden import Golden
 from mqmk.matcher.matchers import MATCHERS
 from mqmk.matcher.pool import PromptPool
-from mqmk.matcher.pool_store import Pointer, PoolStore
+from mqmk.matcher.pool_store import Pointer, PoolSource
 from mqmk.matcher.predictor import AUTO, PredictSettings, choose_matcher, name_answers, predict_from
 from mqmk.matcher.prompted_vit import FrozenViT, Stem
 from mqmk.matcher.queries import LiveQueries, PausedQueries
@@ -86,7 +86,7 @@ class PoolHolder:
 
     def __init__(
         self,
-        store: PoolStore,
+        store: PoolSource,
         vit: FrozenViT,
         settings: PredictSettings,
         *,
@@ -111,7 +111,7 @@ class PoolHolder:
             with _stage("pointer"):
                 pointer = self._store.current()
                 if pointer is None and before is not None:
-                    raise PoolError(f"{self._store.folder}: CURRENT is gone; version {before.version} stays")
+                    raise PoolError(f"{self._store.name}: CURRENT is gone; version {before.version} stays")
             if pointer is not None:
                 self._follow(pointer)
             self.last_refusal = None

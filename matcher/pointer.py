@@ -1,6 +1,7 @@
 """Which version is to be served: `pools/CURRENT`. No heavy imports: the command line and the metrics read it, too."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -8,6 +9,7 @@ from typing import Final
 from mqmk.matcher.errors import PoolError
 
 POINTER: Final = "CURRENT"
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,24 @@ def folder_name(version: int, digest: str) -> str:
 def read_pointer(pools: Path) -> Pointer | None:
     """What CURRENT says; None before the first version."""
     try:
-        text = (pools / POINTER).read_text()
+        return parse_pointer((pools / POINTER).read_bytes(), str(pools / POINTER))
     except FileNotFoundError:
         return None
+
+
+def parse_pointer(data: bytes, name: str) -> Pointer:
+    """What the content of CURRENT says."""
     try:
-        fields = json.loads(text)
-        return Pointer(int(fields["version"]), str(fields["digest"]))
+        fields = json.loads(data)
+        found = Pointer(int(fields["version"]), str(fields["digest"]))
+        if not _DIGEST.fullmatch(found.digest):  # part of it becomes the name of a folder
+            raise ValueError(found.digest)
+        return found
     except (ValueError, KeyError, TypeError) as error:
-        raise PoolError(f"{pools / POINTER}: expected a version and a digest, got {text[:100]!r}") from error
+        shown = data[:100].decode(errors="replace")
+        raise PoolError(f"{name}: expected a version and a digest, got {shown!r}") from error
+
+
+def written_pointer(version: int, digest: str) -> bytes:
+    """The content of CURRENT."""
+    return (json.dumps({"version": version, "digest": digest}) + "\n").encode()

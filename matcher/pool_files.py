@@ -6,7 +6,8 @@ the sha256 of pool.safetensors. Writing twice is harmless; a folder appears comp
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -80,31 +81,57 @@ def encode(pool: PromptPool, version: int, parent: int | None) -> tuple[PoolVers
 
 def decode(pool_files: PoolFiles, backbone: BackboneInfo | None = None) -> tuple[PoolVersion, PromptPool]:
     """The pool of two files, checked; with `backbone`, also that it was trained on that one."""
-    try:
-        fields = json.loads(pool_files.card)
-        digest = fields.pop("digest")
-        if fields["schema"] != SCHEMA:
-            raise PoolError(
-                f"{CARD}: expected schema {SCHEMA}, got {fields['schema']!r}; upgrade mqmk-daemon to read it"
-            )
-        if digest != _digest(fields):
-            raise PoolError(f"{CARD}: its digest does not cover its content; the file was changed or damaged")
-        if fields["tensors_sha256"] != hashlib.sha256(pool_files.tensors).hexdigest():
-            raise PoolError(f"{TENSORS}: wrong sha256; the file was changed, damaged or cut short")
+    with _understood():
+        version, fields = _checked(pool_files.card, hashlib.sha256(pool_files.tensors).hexdigest())
         trained_on = _backbone(fields["backbone"])
         if backbone is not None and trained_on != backbone:
             raise PoolError(
                 f"the pool was trained on {_short(trained_on)}, not on {_short(backbone)}; "
                 "configure the backbone it was trained on"
             )
-        pool = _pool(fields, trained_on, load_tensors(pool_files.tensors))
-        return PoolVersion(fields["version"], digest, fields["parent"]), pool
-    except PoolError:
-        raise
+        return version, _pool(fields, trained_on, load_tensors(pool_files.tensors))
+
+
+def identify(folder: Path) -> PoolVersion:
+    """Which version a folder holds, by the hashes of its files; what they mean is not looked at."""
+    with _in(folder), _understood():
+        with (folder / TENSORS).open("rb") as tensors:
+            found = hashlib.file_digest(tensors, "sha256").hexdigest()
+        return _checked((folder / CARD).read_bytes(), found)[0]
+
+
+def _checked(card: bytes, tensors_sha256: str) -> tuple[PoolVersion, dict[str, Any]]:
+    fields = json.loads(card)
+    digest = fields.pop("digest")
+    if fields["schema"] != SCHEMA:
+        raise PoolError(f"{CARD}: expected schema {SCHEMA}, got {fields['schema']!r}; upgrade mqmk-daemon to read it")
+    if digest != _digest(fields):
+        raise PoolError(f"{CARD}: its digest does not cover its content; the file was changed or damaged")
+    if fields["tensors_sha256"] != tensors_sha256:
+        raise PoolError(f"{TENSORS}: wrong sha256; the file was changed, damaged or cut short")
+    return PoolVersion(fields["version"], digest, fields["parent"]), fields
+
+
+@contextmanager
+def _understood() -> Iterator[None]:
+    """Whatever is wrong with the content is said as PoolError."""
+    try:
+        yield
     except SafetensorError as error:
         raise PoolError(f"{TENSORS}: not a safetensors file: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise PoolError(f"not a pool: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _in(folder: Path) -> Iterator[None]:
+    """Every PoolError names the folder; so does one about a file that cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise PoolError(f"{folder}: {error.strerror}: {error.filename}") from error
+    except PoolError as error:
+        raise PoolError(f"{folder}: {error}") from error
 
 
 def write_pool(pool: PromptPool, store: Path, version: int, parent: int | None) -> PoolVersion:
@@ -116,13 +143,8 @@ def write_pool(pool: PromptPool, store: Path, version: int, parent: int | None) 
 
 def read_pool(folder: Path, backbone: BackboneInfo | None = None) -> tuple[PoolVersion, PromptPool]:
     """Read and check one version."""
-    try:
-        pool_files = PoolFiles((folder / TENSORS).read_bytes(), (folder / CARD).read_bytes())
-        return decode(pool_files, backbone)
-    except OSError as error:
-        raise PoolError(f"{folder}: {error.strerror}: {error.filename}") from error
-    except PoolError as error:
-        raise PoolError(f"{folder}: {error}") from error
+    with _in(folder):
+        return decode(PoolFiles((folder / TENSORS).read_bytes(), (folder / CARD).read_bytes()), backbone)
 
 
 def _pool(fields: Mapping[str, Any], backbone: BackboneInfo, tensors: dict[str, Tensor]) -> PromptPool:

@@ -4,21 +4,34 @@ Versions are immutable; the pointer is the only thing that moves, by an atomic r
 learned yet. Everything here may be done twice.
 """
 
-import json
 import re
 from pathlib import Path
+from typing import Protocol
 
 from mqmk.matcher.durable import replace_file, sync_folder
 from mqmk.matcher.errors import PoolError
-from mqmk.matcher.pointer import POINTER, Pointer, read_pointer
+from mqmk.matcher.pointer import POINTER, Pointer, read_pointer, written_pointer
 from mqmk.matcher.pool import PromptPool
 from mqmk.matcher.pool_files import PoolVersion, read_pool, write_pool
 from mqmk.matcher.prompted_vit import BackboneInfo
 
 _FOLDER = re.compile(r"([0-9]+)-([0-9a-f]{12})")
 
+__all__ = ["Pointer", "PoolSource", "PoolStore"]
 
-__all__ = ["Pointer", "PoolStore"]
+
+class PoolSource(Protocol):
+    """What whoever serves needs of a store, wherever it is. What goes wrong is PoolError."""
+
+    @property
+    def name(self) -> str:
+        """Where it is, for people."""
+
+    def current(self) -> Pointer | None:
+        """What CURRENT says; None before the first version."""
+
+    def read(self, at: PoolVersion | Pointer, backbone: BackboneInfo | None = None) -> PromptPool:
+        """The pool of a version, checked against its digest and, if given, its backbone."""
 
 
 class PoolStore:
@@ -27,6 +40,11 @@ class PoolStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    @property
+    def name(self) -> str:
+        """Where it is, for people."""
+        return str(self.folder)
+
     def current(self) -> Pointer | None:
         """What CURRENT says; None before the first version."""
         return read_pointer(self.folder)
@@ -34,8 +52,7 @@ class PoolStore:
     def point_at(self, version: PoolVersion | Pointer) -> None:
         """Move CURRENT; durable when this returns."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"version": version.version, "digest": version.digest}) + "\n"
-        replace_file(self.folder / POINTER, text.encode())
+        replace_file(self.folder / POINTER, written_pointer(version.version, version.digest))
 
     def write(self, pool: PromptPool, version: int, parent: int | None) -> PoolVersion:
         """Add a version; nothing happens if it is there."""
