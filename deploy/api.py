@@ -21,14 +21,22 @@ from mqmk.deploy.errors import BadRequestError, RequestError, UnprocessableError
 from mqmk.deploy.keys import ApiKeys
 from mqmk.deploy.multipart import parse_multipart
 from mqmk.deploy.request_tally import RequestTally, note_answers, note_matcher
-from mqmk.deploy.schemas import AnswerBody, ErrorBody, FeedbackBody, FeedbackIn, PoolBody, answers_body, pool_body
+from mqmk.deploy.schemas import (
+    LABEL_LENGTH,
+    AnswerBody,
+    ErrorBody,
+    FeedbackBody,
+    FeedbackIn,
+    PoolBody,
+    answers_body,
+    pool_body,
+)
 from mqmk.deploy.service import CHOICES, Question, Service
 
 log = logging.getLogger(__name__)
 
 MatcherName = Enum("MatcherName", {name: name for name in CHOICES}, type=str)  # type: ignore[misc]
 _FEEDBACK_BYTES: Final = 10_000
-_LABEL_LENGTH: Final = 1000
 _PAGE_HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -36,12 +44,12 @@ _PAGE_HEADERS: Final = {
     "Cache-Control": "no-cache",
 }
 _REFUSED: Final[dict[int | str, dict[str, Any]]] = {
-    code: {"model": ErrorBody} for code in (400, 413, 415, 422, 429, 503)
+    code: {"model": ErrorBody} for code in (400, 401, 413, 415, 422, 429, 503)
 }
 _BINARY = {"type": "string", "format": "binary"}
 _FORM = {
     "type": "object",
-    "properties": {"image": {"type": "array", "items": _BINARY}},
+    "properties": {"image": {"type": "array", "items": _BINARY, "minItems": 1}},
     "required": ["image"],
 }
 _PREDICT_DOC = {
@@ -106,7 +114,10 @@ def _predict_routes(service: Service) -> APIRouter:
         told = _feedback(await read_body(request, _FEEDBACK_BYTES))
         return JSONResponse(asdict(await service.feedback(told.id, told.label)))
 
-    @router.get("/pool", responses={200: {"model": PoolBody}, 304: {"description": "as If-None-Match says"}})
+    @router.get(
+        "/pool",
+        responses={200: {"model": PoolBody}, 401: {"model": ErrorBody}, 304: {"description": "as If-None-Match says"}},
+    )
     async def pool(request: Request) -> Response:
         """What has been learned so far."""
         held = service.holder.held
@@ -153,7 +164,7 @@ def _feedback(body: bytes) -> FeedbackIn:
     except (ValueError, RecursionError) as error:
         raise BadRequestError('expected JSON: {"id": "…", "label": "…"}') from error
     values = [fields.get(name) for name in ("id", "label")] if isinstance(fields, dict) else []
-    texts = [value for value in values if isinstance(value, str) and 1 <= len(value) <= _LABEL_LENGTH]
+    texts = [value for value in values if isinstance(value, str) and 1 <= len(value) <= LABEL_LENGTH]
     if len(texts) != 2:
         raise UnprocessableError('expected two texts: {"id": "…", "label": "…"}')
     return FeedbackIn(id=texts[0], label=texts[1])

@@ -12,14 +12,42 @@ from mqmk.deploy.request_tally import note_answers, note_matcher
 from mqmk.deploy.schemas import ErrorBody
 from mqmk.deploy.service import CHOICES, NOTHING_LEARNED, Question, Service
 
+_TENSOR = {
+    "type": "object",
+    "properties": {
+        "name": {"const": "image"},
+        "datatype": {"enum": ["BYTES", "UINT8"]},
+        "shape": {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
+        "data": {"type": "array"},
+        "parameters": {"type": "object", "properties": {"binary_data_size": {"type": "integer"}}},
+    },
+    "required": ["name", "datatype", "shape"],
+}
+_INFER = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "inputs": {"type": "array", "items": _TENSOR, "minItems": 1, "maxItems": 1},
+        "outputs": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"name": {"enum": [row["name"] for row in OUTPUTS]}},
+                "required": ["name"],
+            },
+        },
+        "parameters": {"type": "object", "properties": {"matcher": {"enum": list(CHOICES)}}},
+    },
+    "required": ["inputs"],
+}
 _INFER_DOC = {
     "requestBody": {
         "required": True,
         "description": "inputs: one tensor `image`, BYTES [n] (base64 in JSON) or UINT8 [n, height, width, 3]",
-        "content": {"application/json": {"schema": {"type": "object"}}, "application/octet-stream": {}},
+        "content": {"application/json": {"schema": _INFER}, "application/octet-stream": {}},
     }
 }
-_REFUSED = {code: {"model": ErrorBody} for code in (400, 413, 415, 422, 429, 503)}
+_REFUSED = {code: {"model": ErrorBody} for code in (400, 401, 413, 415, 422, 429, 503)}
 
 
 def v2_routes(service: Service) -> APIRouter:
@@ -41,19 +69,19 @@ def v2_routes(service: Service) -> APIRouter:
         """Whether it can answer: it holds a pool with at least one task."""
         return readiness({})
 
-    @router.get("")
+    @router.get("", responses={401: {"model": ErrorBody}})
     async def server() -> dict[str, object]:
         """What this server is."""
         return {"name": "mqmk-daemon", "version": version("mqmk-daemon"), "extensions": ["binary_tensor_data"]}
 
-    @router.get(f"/models/{MODEL}")
+    @router.get(f"/models/{MODEL}", responses={401: {"model": ErrorBody}})
     async def model() -> dict[str, object]:
         """What goes in and what comes out."""
         held = service.holder.held
         versions = [str(held.version)] if held else []
         return {"name": MODEL, "versions": versions, "platform": "mqmk", "inputs": [INPUT], "outputs": OUTPUTS}
 
-    @router.get(f"/models/{MODEL}/ready", responses={503: {"model": ErrorBody}})
+    @router.get(f"/models/{MODEL}/ready", responses={401: {"model": ErrorBody}, 503: {"model": ErrorBody}})
     async def model_ready() -> Response:
         """The same as health/ready: there is one model."""
         return readiness({"name": MODEL})

@@ -1,9 +1,9 @@
 """What the HTTP answers look like, for the OpenAPI document, and how they are made from answers."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from mqmk.deploy.pool_holder import Held
 from mqmk.deploy.service import CHOICES, Answered
@@ -79,11 +79,14 @@ class PoolBody(BaseModel):
     matching: dict[str, Any]
 
 
+LABEL_LENGTH: Final = 1000
+
+
 class FeedbackIn(BaseModel):
     """The true label of an answer."""
 
-    id: str
-    label: str
+    id: str = Field(min_length=1, max_length=LABEL_LENGTH)
+    label: str = Field(min_length=1, max_length=LABEL_LENGTH)
 
 
 class FeedbackBody(BaseModel):

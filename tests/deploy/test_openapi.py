@@ -1,0 +1,32 @@
+"""schemathesis asks what the OpenAPI document allows and what it forbids: every answer is one that it announces."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from daemon_parts import RELEASED
+from plain_server import served
+
+from mqmk.matcher.backbone import load_backbone
+
+SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
+LEFT_OUT = "positive_data_acceptance"  # a body may be binary, as announced, and still be no picture
+EXPECTED = """
+[checks.not_a_server_error]
+expected-statuses = ["2xx", "3xx", "4xx", "503"]
+"""
+EXAMPLES = {"something learned": 15, "nothing learned": 3}
+
+
+@pytest.mark.skipif(not SCHEMATHESIS.exists(), reason="pip install schemathesis")
+@pytest.mark.parametrize("pool", EXAMPLES)
+def test_every_answer_is_one_that_the_document_announces(pool, tmp_path):
+    (tmp_path / "schemathesis.toml").write_text(EXPECTED)
+    options = ["--checks", "all", "--exclude-checks", LEFT_OUT, "--max-examples", str(EXAMPLES[pool]), "--seed", "1"]
+    pools = RELEASED / "pools" if pool == "something learned" else tmp_path / "pools"
+    with served(load_backbone(), pools) as url:
+        command = [SCHEMATHESIS, "run", f"{url}/openapi.json", *options, "--continue-on-failure", "--no-color"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Selected: 9/9\n  Tested: 9" in done.stdout
