@@ -167,6 +167,7 @@ def places(demo: Demo, document: Mapping[str, Any], results: str) -> list[tuple[
         ("MLflow", mlflow_command(demo.daemon)),
         ("ask", f"curl --data-binary '@{question.path}' {url}/predict"),
         ("look", f"mqmk-daemon status --state {state}"),
+        ("report", f"mqmk-daemon report --state {state}"),
         ("figures", results),
     ]
     return [(name, text) for name, text in found if text]

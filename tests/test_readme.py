@@ -27,7 +27,7 @@ COMMAND = "mqmk-daemon"
 
 def blocks(page: Path, *kinds: str) -> list[str]:
     """The fenced blocks of some languages."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^```(\w*)[^\n]*\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     return [text for kind, text in found if kind in kinds]
 
 

@@ -26,7 +26,8 @@ def pack(source: Path, dest: Path, task: str, holdout: float, shard_mb: float, a
 
     from mqmk.learner.pack import pack as pack_task
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         line = bar.add_task(f"packing {task}", total=None)
         manifest = pack_task(
             source,
