@@ -46,15 +46,9 @@ def test_the_python_in_the_docs_runs(block, tmp_path):
     assert found.stdout.strip()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_make_target_that_the_docs_name_exists(page):
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert set(re.findall(r"\bmake ([a-z-]+)", page.read_text())) <= targets
-
-
-def simple_commands(text: str) -> Iterator[list[str]]:
-    """What a shell would start, each with its words; variables before it, sudo and the like are left out."""
-    for line in (line for line in text.replace("\\\n", " ").splitlines() if COMMAND in line):
+def simple_commands(text: str, name: str) -> Iterator[list[str]]:
+    """Uses of a command, each with its words, as a shell would see them; variables, sudo and the like are left out."""
+    for line in (line for line in text.replace("\\\n", " ").splitlines() if name in line):
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.wordchars += "@:%+"
         words = list(lexer)
@@ -63,21 +57,30 @@ def simple_commands(text: str) -> Iterator[list[str]]:
             words = words[len(command) + 1 :]
             while command and (re.fullmatch(r"\w+=.*", command[0]) or command[0] in ("sudo", "-u", "mqmk", "$")):
                 command = command[1:]
-            if command:
+            if command and Path(command[0]).name == name:
                 yield command
+
+
+def spans(page: Path) -> list[str]:
+    """What stands between backticks in the text, on one line each."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)]
 
 
 def commands_of(page: Path) -> list[str]:
     """Every use of our command: in blocks for a shell, and in the text, where a name may stand without arguments."""
-    typed = [shlex.join(words[1:]) for block in blocks(page, "", "sh") for words in ours(block)]
-    inline = re.findall(rf"`((?:/\S+/)?{COMMAND} [^`]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
-    named = [words[1:] for span in inline for words in ours(" ".join(span.split()))]
+    typed = [words[1:] for block in blocks(page, "", "sh") for words in simple_commands(block, COMMAND)]
+    named = [words[1:] for span in spans(page) for words in simple_commands(span, COMMAND) if words[1:]]
     shortened = [words if len(words) > 1 and words[-1] != "..." else [words[0], "--help"] for words in named]
-    return typed + [shlex.join(words) for words in shortened]
+    return [shlex.join(words) for words in typed + shortened]
 
 
-def ours(text: str) -> Iterator[list[str]]:
-    return (words for words in simple_commands(text) if Path(words[0]).name == COMMAND)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_make_target_that_the_docs_name_exists(page):
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for text in (*blocks(page, "", "sh"), *spans(page)):
+        for words in simple_commands(text, "make"):
+            assert {word for word in words[1:] if "=" not in word and not word.startswith("-")} <= targets
 
 
 USES = [
@@ -120,7 +123,7 @@ def test_uses_are_found_in_blocks_and_in_the_text(tmp_path):
         "Type `mqmk-daemon status\n--json`, not `mqmk-daemon` or `mqmk-daemon pack ...`.\n"
         "```sh\n"
         "X=1 mqmk-daemon stop && /bin/mqmk-daemon tasks | jq .   # mqmk-daemon forget x\n"
-        "systemctl stop mqmk-daemon\n"
+        "systemctl stop mqmk-daemon\nmake test\n"
         "mqmk-daemon pack a \\\n    b --task 'c d'\n"
         "```\n"
     )

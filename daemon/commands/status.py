@@ -105,28 +105,35 @@ def _behind(replica: Mapping[str, Any]) -> str:
 
 
 def _task_table(tasks: Iterable[Mapping[str, Any]], progress: Iterable[Mapping[str, Any]] = ()) -> "RenderableType":
+    """A row for each task; what there is to say about one stands below, where a narrow terminal has room for it."""
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     running = {each["task"]: each for each in progress}
-    table = Table()
-    for column in ("task", "state", "version", "classes", "samples", "matched", "accuracy"):
+    table, remarks = Table(), []
+    table.add_column("task", overflow="fold")
+    for column in ("state", "version", "classes", "samples", "matched", "accuracy"):
         table.add_column(column, no_wrap=True)
-    table.add_column("what and why")
     for row in tasks:
-        why = row["reason"] or ""
-        if row["name"] in running and row["state"] == "TRAINING":
-            now = running[row["name"]]
-            why = (
-                f"epoch {now['epoch']}/{now['epochs']}, loss {now['loss']:.3f}, "
-                f"{now['images_per_second']:.0f} images/s, {now['seconds_left']:.0f} s left"
-            )
         table.add_row(
             Text(row["name"]), Text(row["state"], style=COLOURS.get(row["state"], "")), str(row["version"] or ""),
             str(len(row["classes"]) or ""), str(row["samples"] or ""), _share(row["matching_rate"]),
-            _share(row["accuracy"]), Text(why),
+            _share(row["accuracy"]),
         )  # fmt: skip
-    return table
+        if remark := _remark(row, running):
+            remarks.append(Text(f"{row['name']}: {remark}"))
+    return Group(table, *remarks)
+
+
+def _remark(row: Mapping[str, Any], running: Mapping[str, Mapping[str, Any]]) -> str:
+    if row["name"] not in running or row["state"] != "TRAINING":
+        return str(row["reason"] or "")
+    now = running[row["name"]]
+    return (
+        f"epoch {now['epoch']}/{now['epochs']}, loss {now['loss']:.3f}, "
+        f"{now['images_per_second']:.0f} images/s, {now['seconds_left']:.0f} s left"
+    )
 
 
 def _share(value: float | None) -> str:
@@ -178,8 +185,12 @@ def _print_tasks(found: Iterable[Mapping[str, Any]]) -> None:
         for warning in each["warnings"]:
             click.echo(f"  warning: {warning}")
         for event in each["events"]:
-            detail = ", ".join(f"{key}={value}" for key, value in event["detail"].items())
+            detail = ", ".join(f"{key}={_short(value)}" for key, value in event["detail"].items())
             click.echo(f"  {event['at']}  {event['event']:<20} {detail[:160]}")
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @click.command()
@@ -196,13 +207,16 @@ def versions(loaded: "Loaded", as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table()
-    for column in ("", "version", "made by", "task", "matcher", "matched", "accuracy", "MLflow", "created", "digest"):
+    table = Table()  # fits 80 columns
+    table.add_column("version", no_wrap=True)
+    table.add_column("made by", overflow="fold")
+    for column in ("matcher", "matched", "accuracy", "MLflow"):
         table.add_column(column, no_wrap=True)
+    table.add_column("created")
     for row in rows:
         table.add_row(
-            "→" if row["current"] else "", str(row["version"]), row["kind"], Text(row["task"] or ""),
+            f"{'→' if row['current'] else ' '} {row['version']}", Text(f"{row['kind']} {row['task'] or ''}"),
             row["matcher"] or "", _share(row["matching_rate"]), _share(row["accuracy"]),
-            "recorded" if row["recorded"] else "waiting", row["created_at"], row["digest"][:12],
+            "recorded" if row["recorded"] else "waiting", row["created_at"].replace("T", " "),
         )  # fmt: skip
     Console().print(table)
