@@ -19,10 +19,12 @@ from mqmk.daemon.ray_head import Head, ensure_head
 from mqmk.daemon.ray_watch import HeadHealth, Verdict, Watch, check, judge, repair
 from mqmk.daemon.ray_workers import RayWorkers, trainers_that_fit
 from mqmk.deploy import serving
+from mqmk.deploy.desk import remind
 from mqmk.deploy.settings import ServeSettings
 
 log = logging.getLogger(__name__)
 WATCH_SECONDS = 2.0
+REMIND_SECONDS = 60.0
 
 
 def serve_settings(config: Config) -> ServeSettings:
@@ -30,6 +32,10 @@ def serve_settings(config: Config) -> ServeSettings:
     wanted, backbone = config.serve, config.backbone
     return ServeSettings(
         pools=config.pools_folder,
+        store=config.pools.url,
+        cache=config.pools.cache,
+        cached=config.pools.cached,
+        proxies=wanted.proxies,
         host=wanted.host,
         port=wanted.port,
         api_keys=wanted.api_keys,
@@ -52,7 +58,7 @@ def serve_settings(config: Config) -> ServeSettings:
         max_queue=wanted.max_queue,
         request_bytes=wanted.request_bytes,
         timeout_seconds=wanted.timeout_seconds,
-        watch_seconds=wanted.watch_seconds,
+        watch_seconds=config.pools.watch_seconds if config.pools.url else wanted.watch_seconds,
         haproxy=wanted.haproxy,
         private=temp_folder(config.ray_folder).parent if wanted.haproxy else None,
         agreement_share=wanted.agreement_share,
@@ -83,6 +89,7 @@ class RayCluster:
     workers: RayWorkers = field(init=False)
     _watch: Watch = field(default_factory=Watch)
     _looked_at: float = 0.0
+    _reminded_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.workers = RayWorkers(self.config, 1)
@@ -109,6 +116,9 @@ class RayCluster:
     def tend(self) -> None:
         """Look after the head every couple of seconds; a dead one is started again, and Serve comes back with it."""
         now = time.monotonic()
+        if self.config.pools.url and now - self._reminded_at > REMIND_SECONDS:
+            self._reminded_at = now
+            remind()
         if self.head is None or now - self._looked_at < WATCH_SECONDS:
             return
         self._looked_at = now

@@ -15,9 +15,12 @@ from mqmk.learner.settings import Policy, ShardLimits, SimilaritySettings, Train
 MatcherName = Literal["sqsk", "sqmk", "mqsk", "mqmk", "mqmk-ei", "cascade", "ridge"]
 Place = NewType("Place", str)
 """A folder, or a URL with `://`."""
+S3Url = NewType("S3Url", str)
+"""`s3://bucket/prefix`, without a login."""
 Sha256 = NewType("Sha256", str)
 """64 hexadecimal digits."""
 LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,20 @@ class Bucket:
     """Nearly the same picture with two labels: say so, or reject the task."""
     imbalance: Policy = "warn"
     """Classes much larger than others (`similarity.imbalance`): say so, or reject the task."""
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Where replicas find pool versions. The daemon's own are always in the folder `pools` of the state folder."""
+
+    url: S3Url | None = None
+    """`s3://bucket/prefix` for copies of versions; replicas watch its `pools/CURRENT`. None: they watch the folder."""
+    watch_seconds: Annotated[float, Range(0.01)] = 1.0
+    """How often a replica looks at the pointer on S3; at the folder's, `serve.watch_seconds`."""
+    cache: Path | None = None
+    """Where machines with replicas keep what they downloaded; none is a folder among the temporary files."""
+    cached: Count = 3
+    """So many downloaded versions are kept on a machine."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +207,8 @@ class Serve:
     """File with the hashes of the keys that clients may show, one a line; none asks for no key."""
     open: bool = False
     """Serve without keys at an address that is not loopback."""
+    proxies: Literal["head", "every"] = "head"
+    """Who receives requests: Ray's head only, or every node with a replica. A change needs a new Serve (`stop`)."""
     haproxy: bool = False
     """Put Ray's bundled HAProxy in front of the local Ray: more requests a second. Needs a new Ray (`stop`)."""
 
@@ -241,6 +260,7 @@ class Config:
 
     state: State = field(default_factory=State)
     bucket: Bucket = Bucket()
+    pools: Pools = Pools()
     limits: ShardLimits = field(default_factory=ShardLimits)
     similarity: SimilaritySettings = field(default_factory=SimilaritySettings)
     train: TrainSettings = field(default_factory=TrainSettings)

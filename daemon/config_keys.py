@@ -15,7 +15,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
-from mqmk.daemon.config import Config, Place, Range, Sha256
+from mqmk.daemon.config import Config, Place, Range, S3Url, Sha256
 
 PREFIX: Final = "MQMK_"
 NOTHING: Final = frozenset({"", "none", "null", "~"})
@@ -119,6 +119,12 @@ def _place(text: str, folder: Path) -> str:
     return _words(text, folder) if "://" in text else str(_path(text, folder))
 
 
+def _s3_url(text: str, _folder: Path) -> str:
+    if not re.fullmatch(r"s3://[a-zA-Z0-9._-]+(/[^\s@?#]*)?", text):
+        raise ValueError(text)
+    return text.rstrip("/")
+
+
 def _sha256(text: str, _folder: Path) -> str:
     if not re.fullmatch(r"[0-9a-f]{64}", text.lower()):
         raise ValueError(text)
@@ -132,6 +138,7 @@ KINDS: Final[Mapping[object, Kind]] = {
     str: Kind("text", _words),
     Path: Kind("a path", _path),
     Place: Kind("a folder or a URL", _place),
+    S3Url: Kind("a URL s3://bucket/prefix", _s3_url),
     Sha256: Kind("a sha256 of 64 hexadecimal digits", _sha256),
 }
 

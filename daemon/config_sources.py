@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mqmk.daemon import crash_points
-from mqmk.daemon.config import LOOPBACK, Config, State, state_folder
+from mqmk.daemon.config import EVERYWHERE, LOOPBACK, Config, State, state_folder
 from mqmk.daemon.config_keys import PREFIX, Key, all_keys, built, flat
 from mqmk.daemon.errors import ConfigError
 
@@ -87,6 +87,9 @@ def conflicts(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         yield ("serve.replicas", "serve.max_replicas"), "the first must not be larger than the second"
     if config.serve.haproxy and config.ray.address != "local":
         yield ("ray.address", "serve.haproxy"), "HAProxy is started with the local Ray only; set one of them back"
+    if config.serve.proxies == "every" and config.serve.host not in (*LOOPBACK, *EVERYWHERE):
+        why = f"not every node has the address {config.serve.host}; set serve.host=0.0.0.0"
+        yield ("serve.proxies", "serve.host"), why
     if config.backbone.name == "embedded" and config.backbone.weights:
         yield ("backbone.name", "backbone.weights"), "the embedded backbone has its own weights; name another one"
     if config.serve.enabled and config.serve.host not in LOOPBACK and not (config.serve.api_keys or config.serve.open):

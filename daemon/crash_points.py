@@ -18,6 +18,7 @@ POINTS: Final = (
     "build.before", "build.candidate",
     "publish.before", "publish.planned", "publish.stored", "publish.pointed", "publish.after",
     "hold.before", "hold.after",
+    "mirror.before", "mirror.stored", "mirror.pointed",
     "record.before", "record.training", "record.version", "record.after", "record.alias",
     "tidy.before", "tidy.done", "tidy.after",
     "command.before", "command.pointed", "command.acted", "command.after",

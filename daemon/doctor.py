@@ -23,7 +23,7 @@ from urllib.request import ProxyHandler, build_opener
 from mqmk.daemon.config import LOOPBACK, Config
 from mqmk.daemon.config_keys import shown
 from mqmk.daemon.errors import BucketError
-from mqmk.matcher.errors import MqmkError
+from mqmk.matcher.errors import MqmkError, PoolError
 
 GIGABYTE: Final = 2**30
 LITTLE_DISK, TOO_LITTLE_DISK = 10 * GIGABYTE, 1 * GIGABYTE
@@ -181,6 +181,21 @@ def bucket(config: Config) -> Verdict:
     return "ok", f"{shown(url)} can be listed", ""
 
 
+def pool_store(config: Config) -> Verdict:
+    """The place where replicas find versions can be read."""
+    if config.pools.url is None:
+        return "ok", f"the folder {config.pools_folder}", ""
+    from mqmk.deploy.remote_pools import open_remote_pools
+
+    try:
+        current = open_remote_pools(config.pools.url, config.pools.cache).current()
+    except PoolError as error:
+        to_do = "correct pools.url, AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        return "fail", str(error), to_do
+    version = f"version {current.version}" if current else "no version"
+    return "ok", f"{config.pools.url} can be read; {version} is current there", ""
+
+
 def backbone(config: Config) -> Verdict:
     """The frozen ViT loads and computes what timm computes."""
     from mqmk.matcher.backbone import HUB, load_backbone
@@ -237,6 +252,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "metrics port": metrics_port,
     "exposure": exposure,
     "bucket": bucket,
+    "pool store": pool_store,
     "backbone": backbone,
     "ray": ray,
     "mlflow": mlflow,

@@ -18,6 +18,7 @@ from mqmk.daemon.jobs import Build, Built, Failed, Finished, Job, Learn, Learned
 from mqmk.daemon.ledger import IN_POOL, Ledger, State, TaskRow
 from mqmk.daemon.logs import event
 from mqmk.daemon.operators import Operators
+from mqmk.daemon.pool_mirror import PoolMirror
 from mqmk.daemon.publication import Publication
 from mqmk.daemon.records import Records
 from mqmk.daemon.state_files import StateFiles
@@ -63,9 +64,11 @@ class Orchestrator:
         records: Records,
         serving: Serving,
         clock: Callable[[], float] = time.time,
+        mirror: PoolMirror | None = None,
     ) -> None:
         self.config, self.ledger, self.bucket, self.files = config, ledger, bucket, files
         self.workers, self.records, self.serving, self.clock = workers, records, serving, clock
+        self.mirror = mirror
         self.publication = Publication(ledger, files)
         self.operators = Operators(ledger, files, self.publication)
         self._reconciled_at = 0.0
@@ -80,6 +83,7 @@ class Orchestrator:
         self.validate()
         self.train()
         self.publish()
+        self.copy_out()
         self.roll_out()
         self.records.catch_up(self.operators, self.clock())
         self.tidy()
@@ -328,6 +332,11 @@ class Orchestrator:
             return
         self.publication.publish(found, job.kind, task)
         self.bucket.wake()
+
+    def copy_out(self) -> None:
+        """Replicas that do not see this machine's folders find the current version on S3."""
+        if self.mirror:
+            self.mirror.follow(self.clock())
 
     def roll_out(self) -> None:
         """A version is SERVING when every live replica answers with it."""

@@ -81,7 +81,7 @@ class Overview:
             "url": service_url(self.config) if reports else None,
             "replicas": [
                 {"id": each.replica_id, "pool_version": each.pool_version, "ready": each.ready,
-                 "failures": each.failures, "last_failure": each.last_failure} for each in reports
+                 "failures": each.failures, "last_failure": each.last_failure, "node": each.node} for each in reports
             ],
             "skew": any(each.pool_version != current for each in reports),
         }  # fmt: skip

@@ -17,6 +17,7 @@ from mqmk.daemon.lock import DaemonLock, Holder
 from mqmk.daemon.logs import event
 from mqmk.daemon.metrics import Server, scrape_file, serve_metrics
 from mqmk.daemon.orchestrator import Orchestrator, Replica
+from mqmk.daemon.pool_mirror import PoolMirror
 from mqmk.daemon.records import Records
 from mqmk.daemon.registry_records import Registry
 from mqmk.daemon.state_files import StateFiles
@@ -152,7 +153,8 @@ def run_daemon(config: Config) -> None:
     files = StateFiles(config.state.dir)
     registry = registry_for(config)
     records = Records(config, ledger, files, registry)
-    orchestrator = Orchestrator(config, ledger, bucket, files, ground.workers, records, ground)
+    mirror = mirror_for(config, ledger, files)
+    orchestrator = Orchestrator(config, ledger, bucket, files, ground.workers, records, ground, mirror=mirror)
     metrics = serve_metrics(config, config.ledger_file)
     lock.say(Holder(os.getpid(), time.time(), metrics.url))
     service = Service(config, ledger, bucket, ground, orchestrator, metrics, manager=manager)
@@ -182,6 +184,15 @@ def ground_for(config: Config, ledger: Ledger) -> Ground:
     from mqmk.daemon.cluster import RayCluster
 
     return RayCluster(config, ledger)
+
+
+def mirror_for(config: Config, ledger: Ledger, files: StateFiles) -> PoolMirror | None:
+    """The pool store on S3 as configured."""
+    if config.pools.url is None:
+        return None
+    from mqmk.deploy.remote_pools import open_remote_pools  # imports fsspec, which a folder does not need
+
+    return PoolMirror(ledger, files.store, open_remote_pools(config.pools.url, config.pools.cache))
 
 
 def registry_for(config: Config) -> Registry | None:

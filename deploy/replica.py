@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from mqmk.deploy.api import build_api
+from mqmk.deploy.desk import DistantReporter, take_up_credentials
 from mqmk.deploy.errors import NotReadyError
 from mqmk.deploy.feedback import Verdict
 from mqmk.deploy.keys import read_keys
@@ -25,7 +26,7 @@ from mqmk.deploy.reports import ReplicaReport, Reporter
 from mqmk.deploy.service import Service
 from mqmk.deploy.settings import ServeSettings
 from mqmk.matcher.backbone import load_backbone
-from mqmk.matcher.pool_store import PoolStore
+from mqmk.matcher.pool_store import PoolSource, PoolStore
 from mqmk.matcher.predictor import PredictSettings
 from mqmk.matcher.prompted_vit import FrozenViT
 
@@ -34,21 +35,22 @@ class Replica:
     """What Serve constructs, asks for its health, and routes requests to."""
 
     def __init__(self, settings: ServeSettings) -> None:
-        keep_on_loopback(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        self._node: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        keep_on_loopback(self._node)
         context = serve.get_replica_context()
         torch.set_num_threads(settings.threads)
         self._id, self._settings, self._ready = context.replica_tag, settings, False
         self._names = (context.deployment, context.app_name)
         self._keys = read_keys(settings.api_keys)
-        self._reporter = Reporter(settings.reports, self._id)
+        self._reporter = DistantReporter(self._id) if settings.store else Reporter(settings.reports, self._id)
         vit = _backbone(settings)
         predicting = PredictSettings(settings.matcher, settings.budget)
-        self._holder = PoolHolder(PoolStore(settings.pools), vit, predicting, retry_seconds=settings.retry_seconds)
+        self._holder = PoolHolder(_pools(settings), vit, predicting, retry_seconds=settings.retry_seconds)
         self._service = Service(vit, self._holder, settings, self._ask_others, Measures(RayMetrics(), settings))
         self._watcher = Watcher(self._holder, settings.watch_seconds, self._report)
         self._watcher.start()
         while not self._holder.caught_up:
-            time.sleep(0.05)
+            time.sleep(0.2 if settings.store else 0.05)
         self._ready = True
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -102,8 +104,19 @@ class Replica:
                 feedback=dict(answers.counts),
                 matched_by_task=dict(answers.matched),
                 mismatched_by_task=dict(answers.mismatched),
+                node=self._node,
             )
         )
+
+
+def _pools(settings: ServeSettings) -> PoolSource:
+    """The store to watch."""
+    if settings.store is None:
+        return PoolStore(settings.pools)
+    from mqmk.deploy.remote_pools import open_remote_pools  # imports fsspec, which a folder does not need
+
+    take_up_credentials()
+    return open_remote_pools(settings.store, settings.cache, settings.cached)
 
 
 def _backbone(settings: ServeSettings) -> FrozenViT:

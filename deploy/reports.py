@@ -40,6 +40,8 @@ class ReplicaReport:
     matched_by_task: dict[str, int] = field(default_factory=dict)
     """Feedback on answers of each matched task whose match was right."""
     mismatched_by_task: dict[str, int] = field(default_factory=dict)
+    node: str = ""
+    """The address of its machine."""
     age_seconds: float = 0.0
     """Since the last heartbeat, when it was read."""
 

@@ -15,6 +15,7 @@ from ray import serve
 from ray.serve.config import ControllerOptions, HTTPOptions
 
 from mqmk.deploy import haproxy
+from mqmk.deploy.desk import ensure_desk, fingerprint
 from mqmk.deploy.errors import ServeError
 from mqmk.deploy.replica import Replica
 from mqmk.deploy.reports import DEPLOYED, ReplicaReport, deployed, live_reports
@@ -23,6 +24,7 @@ from mqmk.deploy.settings import ServeSettings
 APPLICATION: Final = "mqmk"
 DEPLOYMENT: Final = "Replica"
 _QUIET: Final = {"enable_access_log": False}  # a line for every request, in the proxy and in the replica
+_PROXIES: Final = {"head": "HeadOnly", "every": "EveryNode"}  # as Ray says it
 _LEFT_ALONE: Final = ("RUNNING", "DEPLOYING", "UNHEALTHY")  # Serve replaces dead replicas by itself
 _OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # our own address needs no proxy
 
@@ -31,14 +33,16 @@ def deploy(settings: ServeSettings) -> None:
     """Start the service if it does not run with these settings; returns while its replicas still start."""
     haproxy.prepare(settings)
     serve.start(
-        proxy_location="HeadOnly",
+        proxy_location=_PROXIES[settings.proxies],
         http_options=HTTPOptions(
             host=settings.host, port=settings.port, request_timeout_s=settings.timeout_seconds + 10
         ),
         logging_config=_QUIET,
         controller_options=ControllerOptions(runtime_env={"env_vars": environment(settings)}),
     )
-    digest = settings.digest(version("mqmk-daemon"))
+    if settings.store:
+        ensure_desk(settings.reports)
+    digest = settings.digest(_release(settings))
     if deployed(settings.reports).get("settings") == digest and application_status() in _LEFT_ALONE:
         return
     settings.reports.mkdir(parents=True, exist_ok=True)
@@ -48,6 +52,11 @@ def deploy(settings: ServeSettings) -> None:
         wait_for_applications_running=False,  # replicas wait for a pool that can be served, and so might we
     )
     (settings.reports / DEPLOYED).write_text(json.dumps({"settings": digest, "url": settings.url}))
+
+
+def _release(settings: ServeSettings) -> str:
+    """Replicas take up credentials when they start: with others, they are started anew."""
+    return version("mqmk-daemon") + (fingerprint() if settings.store else "")
 
 
 def environment(settings: ServeSettings) -> dict[str, str]:

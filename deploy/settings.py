@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict, dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mqmk.deploy.errors import ServeError
 
@@ -15,7 +15,13 @@ class ServeSettings:
     """Where, how many, how much, and what for. Two services with equal settings are the same service."""
 
     pools: Path
-    """The pool store that replicas watch; their reports go into `replicas/` beside it."""
+    """The daemon's pool store, which replicas watch unless `store` is given; reports go into `replicas/` beside it."""
+    store: str | None = None
+    """`s3://bucket/prefix` of the pool store that replicas watch instead: they may be on any machine."""
+    cache: Path | None = None
+    """Where they keep what they downloaded; None is a folder among the temporary files."""
+    cached: int = 3
+    """So many downloaded versions are kept on a machine."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -23,6 +29,8 @@ class ServeSettings:
     """A file with the sha256 of one API key a line; None asks for no key, which is refused beyond loopback."""
     anonymous: bool = False
     """Serve without API keys on an address that others can reach."""
+    proxies: Literal["head", "every"] = "head"
+    """Who receives requests: Ray's head, or every node with a replica."""
 
     replicas: int = 1
     max_replicas: int | None = None
@@ -83,7 +91,7 @@ class ServeSettings:
     def __post_init__(self) -> None:
         for name in ("replicas", "threads", "decode_threads", "top_k", "max_batch", "max_queue", "max_pictures"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("request_bytes", "pixels", "remembered_answers"):
+        for name in ("request_bytes", "pixels", "remembered_answers", "cached"):
             _at_least(name, getattr(self, name), 1)
         for name in ("timeout_seconds", "watch_seconds", "proxy_health_seconds", "proxy_health_timeout_seconds"):
             _at_least(name, getattr(self, name), 0.01)

@@ -14,6 +14,7 @@ from mqmk.daemon.orchestrator import Orchestrator, Replica
 from mqmk.daemon.records import Records
 from mqmk.daemon.registry_memory import MemoryRegistry
 from mqmk.daemon.registry_records import Registry
+from mqmk.daemon.service import mirror_for
 from mqmk.daemon.state_files import StateFiles
 from mqmk.daemon.workers import InlineWorkers, Workers
 from mqmk.daemon.workshop import Workshop
@@ -95,5 +96,6 @@ def daemon(
     registry, serving = registry or MemoryRegistry(), Replicas()
     made = workers(config) if workers else InlineWorkers(Workshop(config))
     records = Records(config, ledger, files, registry)
-    orchestrator = Orchestrator(config, ledger, bucket, files, made, records, serving)
+    mirror = mirror_for(config, ledger, files)
+    orchestrator = Orchestrator(config, ledger, bucket, files, made, records, serving, mirror=mirror)
     return Parts(config, ledger, files, registry, serving, orchestrator)

@@ -4,6 +4,7 @@ Every life of the daemon is a child of this process, forked after the heavy impo
 point or at a random moment, and started again until nothing is left to do; then an outside checker looks.
 """
 
+import json
 import os
 import random
 import shutil
@@ -21,12 +22,14 @@ from outside_checker import problems
 from PIL import Image
 
 from mqmk.daemon import crash_points
-from mqmk.daemon.config import Config, Evaluate, Gate
+from mqmk.daemon.config import Config, Evaluate, Gate, Pools, S3Url
 from mqmk.daemon.ledger import Ledger, State
 from mqmk.daemon.registry import MlflowRegistry
 from mqmk.learner.pack import pack
 from mqmk.learner.settings import TrainSettings
 
+POOLS_URL = "MQMK_POOLS_URL"
+"""With this variable (`s3://bucket/prefix`, and AWS_... for its server) versions go to S3 and are checked there."""
 COMMANDS = ("command.before", "command.pointed", "command.acted", "command.after")
 FORGETTING = ("forget.before", "forget.purged")
 
@@ -52,6 +55,9 @@ class KillStream:
             evaluate=Evaluate(matchers=("mqmk", "mqmk-ei")),
         )
         self.config = replace(self.config, bucket=replace(self.config.bucket, after_learning="tag"))
+        if POOLS_URL in os.environ:
+            url = S3Url(f"{os.environ[POOLS_URL]}/{self.folder.name}")
+            self.config = replace(self.config, pools=Pools(url, cache=self.folder / "cache"))
         self.mlflow = Path(self.config.tracking_uri.removeprefix("sqlite:///"))
         (self.folder / "bucket" / "tasks").mkdir(parents=True)
 
@@ -144,7 +150,24 @@ class KillStream:
         for _ in range(3):
             if self.live():
                 break
-        return problems(self.config.state.dir, self.folder / "bucket", self.mlflow)
+        return problems(self.config.state.dir, self.folder / "bucket", self.mlflow) + self._problems_on_s3()
+
+    def _problems_on_s3(self) -> list[str]:
+        """CURRENT there is the one here, and the version that it names is whole."""
+        if not self.config.pools.url:
+            return []
+        import s3fs
+
+        files = s3fs.S3FileSystem(use_listings_cache=False, skip_instance_cache=True)
+        root = f"{self.config.pools.url.removeprefix('s3://')}/pools"
+        here = json.loads((self.config.pools_folder / "CURRENT").read_text())
+        there = json.loads(files.cat_file(f"{root}/CURRENT"))
+        if here != there:
+            return [f"CURRENT on S3 is {there}, here it is {here}"]
+        folder = f"{here['version']}-{here['digest'][:12]}"
+        ours = {path.name: path.read_bytes() for path in (self.config.pools_folder / folder).iterdir()}
+        wrong = [name for name, data in ours.items() if files.cat_file(f"{root}/{folder}/{name}") != data]
+        return [f"{name} of {folder} on S3 is not the one here" for name in wrong]
 
 
 def run(kills: int, seed: int = 0, say: bool = True) -> KillStream:
@@ -157,7 +180,7 @@ def run(kills: int, seed: int = 0, say: bool = True) -> KillStream:
     stream.drop(holdout=0.0)
     stream.drop()
     assert stream.live(), "the first life did not end by itself"
-    points = list(crash_points.POINTS)
+    points = [point for point in crash_points.POINTS if stream.config.pools.url or not point.startswith("mirror.")]
     begun = time.monotonic()
     while stream.kills < kills:
         if points:

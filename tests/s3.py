@@ -93,8 +93,14 @@ class S3:
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    """One SeaweedFS for the session; killed at its end, because it takes its time to stop."""
-    folder = tmp_path_factory.mktemp("seaweedfs")
+    """One SeaweedFS for the session."""
+    with server(tmp_path_factory.mktemp("seaweedfs")) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def server(folder: Path, address: str = "127.0.0.1") -> Iterator[S3]:
+    """A SeaweedFS; killed at its end, because it takes its time to stop."""
     master, volume, filer, port = (free_port() for _ in range(4))
     config = folder / "s3.json"
     rights = ["Admin", "Read", "List", "Tagging", "Write"]
@@ -102,21 +108,21 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
     config.write_text(json.dumps({"identities": [user]}))
     (folder / "data").mkdir()
     command = [
-        WEED, "server", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false",
+        WEED, "server", f"-dir={folder / 'data'}", f"-ip={address}", f"-ip.bind={address}", "-master.telemetry=false",
         f"-master.port={master}", f"-volume.port={volume}", "-filer", f"-filer.port={filer}", "-s3", f"-s3.port={port}",
         "-s3.port.iceberg=0", "-s3.port.lance=0", f"-s3.config={config}", "-volume.max=0",
         "-master.volumeSizeLimitMB=256",
         "-filer.saveToFilerLimit=1024",  # thousands of small objects without a trip to the volume
     ]  # fmt: skip
     with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
     try:
-        running = S3(f"http://127.0.0.1:{port}", filer)
-        _wait_until_ready(running, server, folder / "log")
+        running = S3(f"http://{address}:{port}", filer)
+        _wait_until_ready(running, process, folder / "log")
         yield running
     finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _wait_until_ready(server: S3, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mqmk.daemon import config_keys, config_page
 from mqmk.daemon.commands.config import config as config_command
-from mqmk.daemon.config import Config, MatcherName, Place, Retry, Sha256
+from mqmk.daemon.config import Config, MatcherName, Place, Retry, S3Url, Sha256
 from mqmk.daemon.config_keys import KINDS, NOTHING, Key, all_keys, built, descriptions, flat, shown, written
 from mqmk.daemon.config_sources import Loaded, conflicts, load
 from mqmk.daemon.errors import ConfigError
@@ -247,11 +247,27 @@ def test_the_configuration_and_the_state_files_agree_on_places(folder):
     assert config.work_folder == files.work("x").parent
 
 
+@pytest.mark.parametrize(
+    "url", ["pools", "/var/pools", "gs://bucket", "s3://key:secret@bucket", "s3://", "s3://b/x?y=z"]
+)
+def test_the_pool_store_is_a_prefix_on_s3_and_nothing_else(folder, url):
+    assert "pools.url: expected a URL s3://bucket/prefix, or none" in complaint(folder, pools__url=url)
+    assert loaded(folder, pools__url="s3://bucket/prefix/").config.pools.url == "s3://bucket/prefix"
+    assert loaded(folder).config.pools.url is None
+
+
+def test_a_proxy_on_every_node_needs_an_address_that_every_node_has(folder):
+    keys = {"serve__proxies": "every", "serve__open": "true"}
+    assert "set serve.host=0.0.0.0" in complaint(folder, serve__host="10.0.0.5", **keys)
+    assert loaded(folder, serve__host="0.0.0.0", **keys).config.serve.proxies == "every"
+
+
 # --- properties
 
 LETTERS = st.characters(categories=["L", "M", "N", "P", "S"]) | st.just(" ")
 TEXT = st.text(LETTERS, min_size=1, max_size=20).map(str.strip).filter(lambda text: text.lower() not in NOTHING)
 PATHS = TEXT.map(lambda text: Path("/") / text)
+PREFIXES = st.from_regex(r"[a-z0-9][a-z0-9.-]{2,20}(/[a-z0-9._-]{1,9}){0,3}", fullmatch=True)
 HASHES = st.binary(min_size=32, max_size=32).map(bytes.hex)
 
 
@@ -265,6 +281,7 @@ def values_of(key: Key) -> st.SearchStrategy[object]:
         str: st.sampled_from(key.choices) if key.choices else TEXT,
         Path: PATHS,
         Place: TEXT.map("s3://".__add__) | PATHS.map(str),
+        S3Url: PREFIXES.map("s3://".__add__),
         Sha256: HASHES,
     }
     one = plain[next(sort for sort, kind in KINDS.items() if kind is key.kind)]

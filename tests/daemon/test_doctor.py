@@ -215,6 +215,15 @@ def test_a_bucket_folder_that_is_not_there_is_a_warning_with_the_command(tmp_pat
     assert (found[0], found[2]) == ("warn", f"mkdir -p {tmp_path / 'data'}/tasks, or correct bucket.url")
 
 
+def test_the_pool_store_is_the_folder_or_what_s3_says(tmp_path, s3_environment, monkeypatch):
+    assert doctor.pool_store(config(tmp_path))[1] == f"the folder {tmp_path / 'state' / 'pools'}"
+    remote = config(tmp_path, pools__url=s3_environment.url())
+    assert doctor.pool_store(remote)[1].endswith("can be read; no version is current there")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    status, what, to_do = doctor.pool_store(remote)
+    assert status == "fail" and "SignatureDoesNotMatch" in what and "pools.url" in to_do
+
+
 def test_a_bucket_that_cannot_be_reached_is_a_failure(tmp_path, monkeypatch, free_port):
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port}")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
