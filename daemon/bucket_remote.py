@@ -1,7 +1,6 @@
 """How is an object store used as a bucket? The only file that knows fsspec; none of its errors leaves it."""
 
 import io
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -11,6 +10,7 @@ import fsspec  # type: ignore[import-untyped]
 
 from mqmk.daemon.bucket_store import TASKS, StoredFile
 from mqmk.daemon.errors import BucketError
+from mqmk.daemon.passwords import hidden
 
 BLOCK_BYTES: Final = 8 * 2**20  # what one request of a stream brings
 _TRIES = 3
@@ -33,18 +33,14 @@ def open_remote(url: str, *, timeout_seconds: float) -> "RemoteStore":
         files, path = fsspec.url_to_fs(url, **options)
     except ImportError as error:
         how = _EXTRAS.get(scheme, "install its fsspec package")
-        raise BucketError(f"{shown(url)}: {scheme}:// needs another package ({error}): {how}", passing=False) from error
-    except Exception as error:
-        reason = f"{shown(url)}: expected a folder or an fsspec URL in bucket.url, e.g. s3://bucket/prefix: {error}"
+        reason = f"{hidden(url)}: {scheme}:// needs another package ({error}): {how}"
         raise BucketError(reason, passing=False) from error
+    except Exception as error:
+        reason = f"{url}: expected a folder or an fsspec URL in bucket.url, e.g. s3://bucket/prefix: {error}"
+        raise BucketError(hidden(reason), passing=False) from error
     if hasattr(files, "retries"):
         files.retries = _TRIES
-    return RemoteStore(files, path, shown(url))
-
-
-def shown(url: str) -> str:
-    """The URL without a password."""
-    return re.sub(r"//[^/@]*@", "//…@", url)
+    return RemoteStore(files, path, hidden(url))
 
 
 class RemoteStore:
@@ -154,7 +150,7 @@ class _Stream(io.RawIOBase):
 def explained(name: str, error: BaseException) -> BucketError:
     """What an error of the store means, what to do about it, and whether it may pass."""
     code, kind = _code(error), type(error).__name__
-    said = f"{name}: {code or kind}: {str(error)[:300]}"
+    said = f"{name}: {code or kind}: {hidden(str(error))[:300]}"
     if code == "NoSuchBucket":
         return BucketError(f"{name}: no such bucket; create it, or correct bucket.url", passing=False)
     if kind in _NO_CREDENTIALS:

@@ -64,5 +64,7 @@ def main() -> None:
     except Exception as error:
         if not any(cls.__name__ == "MqmkError" for cls in type(error).__mro__):  # its import would load torch
             raise
-        click.echo(f"mqmk-daemon: {error}", err=True)
+        from mqmk.daemon.passwords import hidden
+
+        click.echo(f"mqmk-daemon: {hidden(str(error))}", err=True)
         sys.exit(1)

@@ -16,11 +16,11 @@ from types import NoneType
 from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from mqmk.daemon.config import Config, Place, Range, S3Url, Sha256
+from mqmk.daemon.passwords import hidden
 
 PREFIX: Final = "MQMK_"
 NOTHING: Final = frozenset({"", "none", "null", "~"})
 TRUTH: Final[Mapping[str, bool]] = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_SECRET: Final = re.compile(r"([?&][^=&]*(?:password|secret|token|key)[^=&]*=)[^&]+", re.IGNORECASE)
 
 LEARNER_RANGES: Final[Mapping[str, Range]] = {
     "limits.members": Range(1),
@@ -227,7 +227,7 @@ def written(value: object) -> str:
 
 def shown(value: object) -> str:
     """A value for people's eyes: as `written`, with passwords in URLs hidden."""
-    return re.sub(r"(?<=://)([^/@\s:]*):\S*@", r"\1:***@", _SECRET.sub(r"\1***", written(value)))
+    return hidden(written(value))
 
 
 def _leaves(section: Any, prefix: str) -> Iterator[tuple[str, Any, object]]:

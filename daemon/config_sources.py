@@ -13,6 +13,7 @@ from mqmk.daemon import crash_points
 from mqmk.daemon.config import EVERYWHERE, LOOPBACK, Config, State, state_folder
 from mqmk.daemon.config_keys import PREFIX, Key, all_keys, built, flat
 from mqmk.daemon.errors import ConfigError
+from mqmk.daemon.passwords import hidden
 
 if TYPE_CHECKING:
     from yaml.nodes import MappingNode, Node
@@ -120,7 +121,7 @@ def _read(given: Given) -> object:
             raise ValueError("not a plain value")
         return key.read(given.text, given.folder)
     except ValueError:
-        got = "something that is no plain value" if given.text is None else repr(given.text[:200])
+        got = "something that is no plain value" if given.text is None else hidden(repr(given.text))[:200]
         raise ValueError(f"{given.source}: {_named(given, key)}: expected {key.accepted}, got {got}") from None
 
 

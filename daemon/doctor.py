@@ -12,17 +12,18 @@ import socket
 import sqlite3
 import tempfile
 import threading
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, build_opener
+from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
 
 from mqmk.daemon.config import LOOPBACK, Config
 from mqmk.daemon.config_keys import shown
-from mqmk.daemon.errors import BucketError
+from mqmk.daemon.errors import BucketError, DaemonError
 from mqmk.matcher.errors import MqmkError, PoolError
 
 GIGABYTE: Final = 2**30
@@ -158,6 +159,9 @@ def exposure(config: Config) -> Verdict:
     if config.serve.enabled and config.serve.host not in LOOPBACK and not config.serve.api_keys:
         what = f"everybody who can reach {config.serve.host}:{config.serve.port} may ask for predictions"
         return "warn", what, "give serve.api_keys a file, or put a proxy that asks for a login in front"
+    keys = config.serve.api_keys
+    if config.serve.enabled and keys and keys.exists() and keys.stat().st_mode & 0o022:
+        return "warn", f"others may write {keys}, and add keys of their own", f"chmod go-w {keys}"
     if config.metrics.host not in LOOPBACK:
         what = f"everybody who can reach {config.metrics.host}:{config.metrics.port} may read task names"
         return "warn", what, "set metrics.host=127.0.0.1, or restrict the port to your Prometheus"
@@ -233,7 +237,7 @@ def mlflow(config: Config) -> Verdict:
     if not uri.startswith(("http://", "https://")):
         return _reachable(uri, 5432, f"look whether the database runs, or correct mlflow.tracking_uri ({shown_uri})")
     try:
-        with build_opener().open(f"{uri.rstrip('/')}/health", timeout=ANSWER_SECONDS):
+        with build_opener().open(_health_of(uri), timeout=ANSWER_SECONDS):
             return "ok", f"{shown_uri} answers", ""
     except HTTPError as error:
         to_do = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or correct mlflow.tracking_uri"
@@ -287,8 +291,30 @@ def _answer(host: str, port: int, path: str) -> bytes:
         return b""
 
 
-def _reachable(address: str, usual_port: int, to_do: str) -> Verdict:
+def _health_of(server: str) -> Request:
+    """The question to a tracking server; urllib takes a login in the URL for a part of the host's name."""
+    parts = _parts(server)
+    place = parts._replace(netloc=parts.netloc.rpartition("@")[2], path=f"{parts.path.rstrip('/')}/health")
+    request = Request(place.geturl())
+    if parts.username is not None:
+        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        request.add_header("Authorization", f"Basic {b64encode(login.encode()).decode()}")
+    return request
+
+
+def _parts(address: str) -> SplitResult:
+    """Of a URL, or of HOST:PORT."""
     parts = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        _ = parts.port
+    except ValueError:  # whose text holds what was taken for the port: it may be a part of a password
+        reason = f"expected HOST:PORT, or a URL with %2F for a slash in its password, got {shown(address)}"
+        raise DaemonError(reason) from None
+    return parts
+
+
+def _reachable(address: str, usual_port: int, to_do: str) -> Verdict:
+    parts = _parts(address)
     host, port = parts.hostname or "", parts.port or usual_port
     try:
         with socket.create_connection((host, port), timeout=ANSWER_SECONDS):

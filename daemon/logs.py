@@ -4,6 +4,7 @@
     log.info("learned birds in 12 s", extra=event("task.trained", task="birds", seconds=12.1))
 
 Lines go to standard error; keeping and rotating them is the business of systemd or whoever started the daemon.
+Passwords in URLs are hidden in all of them, whoever wrote the line.
 """
 
 import json
@@ -14,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
 from mqmk.daemon.config import Log
+from mqmk.daemon.passwords import hidden
 
 OURS: Final = "mqmk"
 FIELDS: Final = ("time", "level", "event", "message", "logger", "error")
@@ -46,12 +48,12 @@ class JsonLines(logging.Formatter):
             "time": _time(record).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "event": getattr(record, "event", "log"),
-            "message": record.getMessage(),
+            "message": hidden(record.getMessage()),
             "logger": record.name,
         }
         line |= {f"{name}_" if name in FIELDS else name: value for name, value in _ids(record).items()}
         if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
+            line["error"] = hidden(self.formatException(record.exc_info))
         return json.dumps(line, default=str)
 
 
@@ -62,9 +64,14 @@ class HumanLines(logging.Formatter):
         """The line of a record; only a traceback takes more lines."""
         level = "" if record.levelno == logging.INFO else f"{record.levelname} "
         facts = [getattr(record, "event", record.name), *(f"{name}={value}" for name, value in _ids(record).items())]
-        line = f"{_time(record).astimezone():%H:%M:%S} {level}{record.getMessage()}  [{' '.join(facts)}]"
-        line = "".join(one if one.isprintable() else repr(one)[1:-1] for one in line)  # one line, no escapes
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        line = f"{_time(record).astimezone():%H:%M:%S} {level}{hidden(record.getMessage())}  [{' '.join(facts)}]"
+        trace = hidden(self.formatException(record.exc_info)).splitlines() if record.exc_info else []
+        return "\n".join(map(_plain, (line, *trace)))
+
+
+def _plain(line: str) -> str:
+    """One line, and nothing that a terminal would obey."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in line)
 
 
 def _for_people(settings: Log, stream: TextIO) -> bool:
@@ -76,4 +83,5 @@ def _time(record: logging.LogRecord) -> datetime:
 
 
 def _ids(record: logging.LogRecord) -> Mapping[str, object]:
-    return getattr(record, "ids", {})
+    found: Mapping[str, object] = getattr(record, "ids", {})
+    return {name: hidden(value) if isinstance(value, str) else value for name, value in found.items()}

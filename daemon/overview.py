@@ -12,6 +12,7 @@ from mqmk.daemon.errors import LedgerError
 from mqmk.daemon.ledger import Ledger, State, TaskRow
 from mqmk.daemon.ledger_rows import Health
 from mqmk.daemon.lock import holder_of
+from mqmk.daemon.passwords import hidden
 from mqmk.matcher.errors import PoolError
 from mqmk.matcher.pointer import POINTER, read_pointer
 
@@ -47,7 +48,7 @@ class Overview:
             "pid": holder.pid if holder else None,
             "since": _time(holder.since) if holder else None,
             "pool_version": current,
-            "bucket": self.config.bucket_url,
+            "bucket": hidden(self.config.bucket_url),
             "state_dir": str(self.config.state.dir),
             "serving": self.serving(),
             "tasks": [self.task(row) for row in self.ledger.tasks()],

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import urlsplit
 
 from mqmk.daemon.errors import RegistryError
+from mqmk.daemon.passwords import hidden
 from mqmk.daemon.registry_opening import be_quiet_and_quick, database_path, expect_readable, patience
 from mqmk.daemon.registry_records import (
     Deletion,
@@ -271,7 +272,7 @@ class MlflowRegistry:
             if passing is None:
                 raise
             place = self._database or urlsplit(self._uri).hostname
-            raise RegistryError(f"MLflow ({place}): {str(error).strip()[:500]}", passing=passing) from error
+            raise RegistryError(f"MLflow ({place}): {hidden(str(error)).strip()[:500]}", passing=passing) from error
 
 
 def _registered(version: "ModelVersion") -> RegisteredVersion:

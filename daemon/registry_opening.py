@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from mqmk.daemon.errors import RegistryError
+from mqmk.daemon.passwords import hidden
 
 ANSWER_SECONDS: Final = 8
 TRANSFER_SECONDS: Final = 120
@@ -50,7 +51,8 @@ def database_path(tracking_uri: str) -> Path | None:
     if not tracking_uri.startswith("sqlite:///") or path in ("", ":memory:"):
         raise RegistryError(
             "expected an MLflow tracking URI such as sqlite:///state/mlflow.db or https://mlflow.example.org, got "
-            f"{tracking_uri!r}; for another database start `mlflow server --backend-store-uri ...` and give its URL",
+            f"{hidden(tracking_uri)}; for another database start `mlflow server --backend-store-uri ...`, and give its "
+            "URL",
             passing=False,
         )
     return Path(path)
