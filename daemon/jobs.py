@@ -4,12 +4,38 @@ A worker keeps nothing: what it needs comes with the job, what it made goes back
 machine can take over from one that died.
 """
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Self
 
+from mqmk.daemon.config import Config
 from mqmk.matcher.pool_files import PoolFiles
+
+CREDENTIALS: Final = ("AWS_", "GOOGLE_", "AZURE_", "FSSPEC_")
+"""How variables begin that a bucket's store reads."""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What every job needs besides itself, the daemon's credentials included, whoever started Ray and when.
+
+    They travel with each call: what an actor is made with and its runtime environment, Ray writes to disk and logs.
+    """
+
+    config: Config = field(repr=False)
+    credentials: Mapping[str, str] = field(repr=False)
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """The tools of this process."""
+        return cls(config, {name: value for name, value in os.environ.items() if name.startswith(CREDENTIALS)})
+
+    def take_up(self) -> Config:
+        """Make the credentials those of this process."""
+        os.environ.update(self.credentials)
+        return self.config
 
 
 @dataclass(frozen=True)

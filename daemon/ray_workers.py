@@ -15,11 +15,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mqmk.daemon.config import Config
 from mqmk.daemon.errors import WorkerDied
-from mqmk.daemon.jobs import Failed, Finished, Job, Learn, News, Progressed, Reported, Result
+from mqmk.daemon.jobs import Failed, Finished, Job, Learn, News, Progressed, Reported, Result, Tools
 from mqmk.daemon.workshop import Workshop, local_workshop
 
-CREDENTIALS = ("AWS_", "GOOGLE_", "AZURE_", "FSSPEC_")
-"""Variables that a bucket's store reads."""
 NICENESS = 10
 """Where CPUs are short, requests come before training."""
 
@@ -27,30 +25,29 @@ NICENESS = 10
 class Worker:
     """The actor: a workshop, and what it reported that nobody has fetched yet."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self) -> None:
         os.nice(max(0, NICENESS - os.nice(0)))
-        self._config = config
-        self._workshop: Workshop = local_workshop(config)
+        self._workshop: Workshop | None = None
         self._inbox: Any = None
         self._reported: list[Progressed] = []
         self._lock = threading.Lock()
 
-    def do(self, job: Job) -> tuple[Result | Exception, list[Progressed]]:
+    def do(self, job: Job, tools: Tools) -> tuple[Result | Exception, list[Progressed]]:
         """Do a job; an error is an answer, too, so that it arrives as what it was."""
         try:
-            result: Result | Exception = self._done(job)
+            result: Result | Exception = self._done(job, tools)
         except Exception as error:
             result = error
         return result, self.progress()
 
-    def _done(self, job: Job) -> Result:
-        if not isinstance(job, Learn) or self._config.ray.workers_per_task == 1:
-            return self._workshop.do(job, self._report)
+    def _done(self, job: Job, tools: Tools) -> Result:
+        if not isinstance(job, Learn) or tools.config.ray.workers_per_task == 1:
+            return self._equipped(tools).do(job, self._report)
         from mqmk.daemon.team_training import Inbox, learn_together
 
         self._inbox = Inbox.remote()  # type: ignore[attr-defined]
         with tempfile.TemporaryDirectory(prefix="mqmk-team-") as folder:
-            return learn_together(self._config, job, self._inbox, folder)
+            return learn_together(tools, job, self._inbox, folder)
 
     def progress(self) -> list[Progressed]:
         """Whole epochs since this was last asked."""
@@ -61,9 +58,15 @@ class Worker:
             found, self._reported = self._reported, []
             return found
 
-    def warm(self) -> None:
+    def warm(self, tools: Tools) -> None:
         """Load the backbone before there is a job."""
-        _ = self._workshop.vit
+        _ = self._equipped(tools).vit
+
+    def _equipped(self, tools: Tools) -> Workshop:
+        with self._lock:
+            if self._workshop is None:
+                self._workshop = local_workshop(tools.take_up())
+            return self._workshop
 
     def pid(self) -> int:
         """Its process."""
@@ -97,7 +100,7 @@ class RayWorkers:
         trainer = self._trainer()
         self._idle.append(trainer)
         for worker in (trainer, self._beside_the_state()):
-            worker.warm.remote()
+            worker.warm.remote(Tools.of(self.config))
 
     def room_for(self, kind: type[Job]) -> bool:
         trains = sum(isinstance(busy.job, Learn) for busy in self._busy)
@@ -105,7 +108,7 @@ class RayWorkers:
 
     def start(self, job: Job) -> None:
         worker = self._trainer() if isinstance(job, Learn) else self._beside_the_state()
-        self._busy.append(_Busy(job, worker, worker.do.remote(job)))
+        self._busy.append(_Busy(job, worker, worker.do.remote(job, Tools.of(self.config))))
 
     def _trainer(self) -> Any:
         if self._idle:
@@ -116,11 +119,7 @@ class RayWorkers:
         return self._worker(num_cpus=wanted.trainer_cpus, num_gpus=wanted.trainer_gpus)
 
     def _worker(self, **options: Any) -> Any:
-        """An actor that reads the bucket with the daemon's credentials, whoever started Ray and when."""
-        mine = {name: value for name, value in os.environ.items() if name.startswith(CREDENTIALS)}
-        return ray.remote(Worker).options(
-            max_concurrency=2, runtime_env={"env_vars": mine}, **options
-        ).remote(self.config)  # fmt: skip
+        return ray.remote(Worker).options(max_concurrency=2, **options).remote()
 
     def _beside_the_state(self) -> Any:
         """Validates and builds: on this node, where the state directory is, and never waiting for a trainer's CPU."""

@@ -7,19 +7,27 @@ import torch
 from ray.train import RunConfig, ScalingConfig, get_context
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from mqmk.daemon.config import Config
-from mqmk.daemon.jobs import Learn, Learned, Progressed
+from mqmk.daemon.jobs import Learn, Learned, Progressed, Tools
 from mqmk.daemon.workshop import local_workshop
 from mqmk.learner.team import Team
 
 
 @ray.remote(num_cpus=0)
 class Inbox:
-    """Where the first member of a team leaves its progress and its result."""
+    """Where the members of a team find their job, and the first one leaves its progress and its result."""
 
     def __init__(self) -> None:
+        self._given: tuple[Tools, Learn] | None = None
         self._progress: list[Progressed] = []
         self._learned: Learned | None = None
+
+    def give(self, tools: Tools, job: Learn) -> None:
+        """Keep the job for the members: Ray Train would write it into its records."""
+        self._given = tools, job
+
+    def given(self) -> tuple[Tools, Learn] | None:
+        """The job."""
+        return self._given
 
     def report(self, progress: Progressed) -> None:
         """Keep the newest epoch."""
@@ -39,13 +47,14 @@ class Inbox:
         return self._learned
 
 
-def learn_together(config: Config, job: Learn, inbox: Any, storage: str) -> Learned:
+def learn_together(tools: Tools, job: Learn, inbox: Any, storage: str) -> Learned:
     """Start the team, wait for it, and return what its first member learned."""
-    wanted = config.ray
+    ray.get(inbox.give.remote(tools, job))
+    wanted = tools.config.ray
     resources = {"CPU": wanted.trainer_cpus} | ({"GPU": wanted.trainer_gpus} if wanted.trainer_gpus else {})
     trainer = TorchTrainer(
         _member,
-        train_loop_config={"config": config, "job": job, "inbox": inbox},
+        train_loop_config={"inbox": inbox},
         scaling_config=ScalingConfig(
             num_workers=wanted.workers_per_task, use_gpu=bool(wanted.trainer_gpus), resources_per_worker=resources
         ),
@@ -62,14 +71,16 @@ def _member(given: dict[str, Any]) -> None:
     """What every member does; the first one tells."""
     context = get_context()
     team = Team(context.get_world_rank(), context.get_world_size())
-    device = torch.device("cuda" if given["config"].ray.trainer_gpus else "cpu")
-    workshop = local_workshop(given["config"], device=device)
     inbox = given["inbox"]
+    tools, job = ray.get(inbox.given.remote())
+    config = tools.take_up()
+    device = torch.device("cuda" if config.ray.trainer_gpus else "cpu")
+    workshop = local_workshop(config, device=device)
 
     def report(progress: Progressed) -> None:
         if team.rank == 0:
             ray.get(inbox.report.remote(progress))
 
-    learned = workshop.learn(given["job"], report, team)
+    learned = workshop.learn(job, report, team)
     if team.rank == 0:
         ray.get(inbox.finish.remote(learned))
