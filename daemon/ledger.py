@@ -8,10 +8,11 @@ and to the side QUARANTINED, CONFLICT, HELD, FORGOTTEN.
 """
 
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +33,8 @@ class Ledger:
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self._clock, self._data_version = clock, 0
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _made_private(path)
             self._db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
             self._db.row_factory = sqlite3.Row
             self._db.execute("PRAGMA journal_mode = WAL")
@@ -309,6 +311,15 @@ class Ledger:
         """A fact that was kept."""
         found = self._rows("SELECT value FROM facts WHERE name = ?", name)
         return found[0]["value"] if found else None
+
+
+def _made_private(path: Path) -> None:
+    """A new file for its owner only; SQLite would make it for everybody.
+
+    One that is there is not even opened: closing it would end the locks that this process has on it.
+    """
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def _read(key: str, value: Any) -> Any:

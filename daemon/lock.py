@@ -30,7 +30,7 @@ class DaemonLock:
 
     def take(self) -> Self:
         """Take the lock, or DaemonError that names who has it. A dead daemon has no lock."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not _locked(descriptor):
             os.close(descriptor)
