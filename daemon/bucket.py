@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, Literal
 from mqmk.daemon import bucket_tidy
 from mqmk.daemon.bucket_contents import Contents, contents
 from mqmk.daemon.bucket_settling import Settling
-from mqmk.daemon.bucket_store import TASKS, Store, local_folder, open_store
+from mqmk.daemon.bucket_store import TASKS, Store, StoredFile, local_folder, open_store
 from mqmk.daemon.bucket_tidy import Finish
 from mqmk.daemon.errors import BucketError
 from mqmk.learner.manifest import is_safe_name
@@ -90,8 +90,15 @@ class Bucket:
         """
         problems: list[str] = []
         found: list[Sighting] = []
-        for folder, present in self._listed(known, everything, problems):
-            sighting = self._judged(folder, present, known.get(folder), problems)
+        for folder, listed in self._listed(known, everything, problems):
+            try:
+                present = contents(self._store.files(_place(folder)) if listed is None else listed)
+                sighting = self._judged(folder, present, known.get(folder), problems)
+            except BucketError as error:
+                if error.passing:
+                    raise
+                problems.append(str(error))  # of this folder alone; the others are none the worse for it
+                continue
             if sighting is not None:
                 found.append(sighting)
             if len(found) >= MOST and not everything:
@@ -153,8 +160,8 @@ class Bucket:
 
     def _listed(
         self, known: Mapping[str, str], everything: bool, problems: list[str]
-    ) -> Iterator[tuple[str, Contents]]:
-        """The folders that this look must judge, with what they hold; odd names are problems."""
+    ) -> Iterator[tuple[str, list[StoredFile] | None]]:
+        """The folders that this look must judge, with what they hold where that is known; odd names are problems."""
         if everything:
             self._closed.clear()
             whole = dict(self._store.everything())
@@ -166,9 +173,9 @@ class Bucket:
             if not is_safe_name(name):
                 problems += _odd_name(name)
             elif everything:
-                yield name, contents(whole[name])
+                yield name, whole[name]
             elif name in self._settling or (name not in known and name not in self._closed):
-                yield name, contents(self._store.files(_place(name)))
+                yield name, None
 
     def _judged(self, folder: str, found: Contents, known: str | None, problems: list[str]) -> Sighting | None:
         """The sighting of a folder that holds a complete task other than the known one."""

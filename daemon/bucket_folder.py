@@ -1,5 +1,6 @@
 """How is a local folder used as a bucket?"""
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -36,6 +37,8 @@ class FolderStore:
         """The regular files of a folder; a pipe or a device would be waited for without end."""
         with _explained(self._root / place):
             try:
+                if not _is_followed(os.lstat(self._root / place)):
+                    return []
                 with os.scandir(self._root / place) as entries:
                     return [file for entry in entries if (file := _stored(entry)) is not None]
             except (FileNotFoundError, NotADirectoryError):
@@ -43,7 +46,7 @@ class FolderStore:
 
     def everything(self) -> Iterator[tuple[str, list[StoredFile]]]:
         """Folder after folder."""
-        return ((folder, self.files(f"{TASKS}/{folder}")) for folder in self.folders())
+        return ((folder, self._files_or_none(f"{TASKS}/{folder}")) for folder in self.folders())
 
     def open(self, place: str, name: str) -> BinaryIO:
         """A regular file."""
@@ -54,10 +57,19 @@ class FolderStore:
             except FileNotFoundError:
                 self.folders()  # BucketError if it is the whole bucket that is gone: a disk that is not mounted
                 raise
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not _is_followed(os.lstat(path)):
                 os.close(descriptor)
                 raise FileNotFoundError(f"{path}: expected a file")
             return os.fdopen(descriptor, "rb")
+
+    def _files_or_none(self, place: str) -> list[StoredFile]:
+        """One folder that cannot be read is no reason to overlook the others."""
+        try:
+            return self.files(place)
+        except BucketError as error:
+            if error.passing:
+                raise
+            return []
 
     def write(self, place: str, name: str, data: bytes) -> None:
         """On disk when this returns."""
@@ -84,15 +96,24 @@ class FolderStore:
 
 
 def _stored(entry: os.DirEntry[str]) -> StoredFile | None:
-    """None for a folder, what is hidden, and what was removed since it was listed."""
-    if entry.name.startswith(".") or not entry.is_file():
+    """None for a folder, what is hidden, what was removed since it was listed, and links that lead nowhere."""
+    if entry.name.startswith(".") or not _is_followed(entry.stat(follow_symlinks=False)):
         return None
     try:
         found = entry.stat()
-    except FileNotFoundError:
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):
+            return None
+        raise
+    if not stat.S_ISREG(found.st_mode):
         return None
     written = f"{found.st_ino}-{found.st_size}-{found.st_mtime_ns}"  # the inode: `cp -p` and `mv` bring their own times
     return StoredFile(entry.name, found.st_size, written, found.st_mtime)
+
+
+def _is_followed(found: os.stat_result) -> bool:
+    """Of links only our own and root's: another user's could lead to what that user may not read, move or delete."""
+    return not stat.S_ISLNK(found.st_mode) or found.st_uid in (0, os.getuid())
 
 
 @contextmanager
@@ -106,4 +127,5 @@ def _explained(path: Path) -> Iterator[None]:
         reason = f"{path}: {error.strerror}; let the daemon's user read and write there"
         raise BucketError(reason, passing=False) from error
     except OSError as error:
-        raise BucketError(f"{path}: {error.strerror or error}", passing=True) from error
+        passing = error.errno not in (errno.ELOOP, errno.ENAMETOOLONG)
+        raise BucketError(f"{path}: {error.strerror or error}", passing=passing) from error

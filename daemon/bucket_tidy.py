@@ -6,6 +6,7 @@ the record; a file that is not was put there since, is a new task's, and is neve
 """
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import count
@@ -121,9 +122,14 @@ def _record(store: Store, folder: str) -> Record | None:
         if fields.pop("schema") != SCHEMA or not isinstance(fields["files"], dict):
             return None
         record = Record(**fields)
-        return record if record.to is None or record.to.startswith(f"{LEARNED}/{folder}") else None
+        return record if record.to is None or _is_place_of(folder, record.to) else None
     except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError):
         return None
+
+
+def _is_place_of(folder: str, to: str) -> bool:
+    """Whether `_free` could have said so: whoever fills the folder can write a record, too, with `..` in it."""
+    return re.fullmatch(rf"{LEARNED}/{re.escape(folder)}(\.[0-9]+)?", to) is not None
 
 
 def _free(store: Store, folder: str) -> str:

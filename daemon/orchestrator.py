@@ -72,6 +72,7 @@ class Orchestrator:
         self.publication = Publication(ledger, files)
         self.operators = Operators(ledger, files, self.publication)
         self._reconciled_at = 0.0
+        self._passed_over: frozenset[str] = frozenset()
 
     def run_pass(self) -> bool:
         """One turn of everything; says whether anything happened."""
@@ -107,11 +108,17 @@ class Orchestrator:
             for sighting in self.bucket.look(known, everything=everything):
                 if seen.get(sighting.folder) != sighting.fingerprint:
                     self._discovered(sighting)
+            self._tell_problems(frozenset(self.bucket.problems))
             if everything:
                 self._reconciled_at = self.clock()
             self._healthy("bucket")
         except BucketError as error:
             self._unhealthy("bucket", str(error))
+
+    def _tell_problems(self, found: frozenset[str]) -> None:
+        for problem in sorted(found - self._passed_over):
+            log.warning(f"passed over in the bucket: {problem}", extra=event("bucket.passed-over"))
+        self._passed_over = found
 
     def _discovered(self, sighting: Sighting) -> None:
         crash_points.reached("discover.before")

@@ -386,6 +386,19 @@ def test_only_the_files_of_the_task_are_deleted(place: Place):
     assert place.names() == left
 
 
+@pytest.mark.parametrize("to", ["learned/birds/../../../outside", "learned/birdsong", "/outside", "learned/birds.2/.."])
+def test_a_record_written_by_a_stranger_does_not_say_where_files_go(place: Place, tmp_path: Path, to: str):
+    place.put_task("birds", shards(2))
+    (seen,) = place.bucket().look({})
+    place.bucket().finish("birds", seen.fingerprint, "tag")
+    with place.store().open("tasks/birds", "_LEARNED") as file:
+        record = json.loads(file.read())
+    place.put("tasks/birds/_LEARNED", json.dumps(record | {"to": to}).encode())
+    place.bucket().finish("birds", seen.fingerprint, "move")
+    assert place.names() == {f"learned/birds/{name}" for name in (*shards(2), "TASK.json")}
+    assert not (tmp_path / "outside").exists() and not Path("/outside").exists()
+
+
 def test_a_marker_written_by_hand_closes_a_folder(place: Place):
     place.put_task("birds", shards(2))
     place.put("tasks/birds/_LEARNED", b"")
