@@ -99,3 +99,7 @@ class StateFiles:
         """Remove everything about a task's data that is not a published version."""
         self.clear_work(identity)
         self.held_out(identity).unlink(missing_ok=True)
+        current = self.store.current()
+        for path in (self.folder / "evaluations").glob("*.safetensors"):  # queries of its pictures are among them
+            if current is None or path != self.queries(current.digest):
+                path.unlink(missing_ok=True)

@@ -189,6 +189,7 @@ def test_forgetting_publishes_a_version_without_the_task_and_deletes_its_data(tm
     assert not parts.files.held_out(gone.identity).exists() and not parts.files.work(gone.identity).exists()
     current = parts.files.store.current()
     assert current and [task.name for task in parts.files.store.read(current).tasks] == [kept.name]
+    assert [path.stem for path in parts.files.queries("x").parent.glob("*.safetensors")] == [current.digest]
     assert [(each.task, each.exact) for each in registry.deletions()] == [(gone.name, True)]
     refused = parts.ledger.ask("rollback", "2")
     parts.run()
