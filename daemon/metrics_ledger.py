@@ -69,6 +69,11 @@ class LedgerReader:
                 evaluated=self._evaluation(db, current),
             )
 
+    def evaluated(self, version: int | None) -> Evaluated | None:
+        """What held-out pictures said about one version, and nothing else."""
+        with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as db:
+            return self._evaluation(db, version)
+
     def _evaluation(self, db: sqlite3.Connection, version: int | None) -> Evaluated | None:
         if self._evaluated and self._evaluated.version == version:
             return self._evaluated

@@ -4,15 +4,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from mqmk.daemon.config import Config
 from mqmk.daemon.errors import LedgerError
+from mqmk.daemon.glance import glance
 from mqmk.daemon.ledger import Ledger, State, TaskRow
 from mqmk.daemon.ledger_rows import Health
 from mqmk.daemon.lock import holder_of
+from mqmk.daemon.metrics_ledger import LedgerReader
 from mqmk.daemon.passwords import hidden
+from mqmk.deploy.reports import ReplicaReport, live_reports
 from mqmk.matcher.errors import PoolError
 from mqmk.matcher.pointer import POINTER, read_pointer
 
@@ -51,6 +55,7 @@ class Overview:
             "bucket": hidden(self.config.bucket_url),
             "state_dir": str(self.config.state.dir),
             "serving": self.serving(),
+            "matching": glance(self._measured.evaluated(current), self._reports()),
             "tasks": [self.task(row) for row in self.ledger.tasks()],
             "counts": {state.value: count for state, count in self.ledger.counts().items() if count},
             "progress": [dict(each) for each in self.ledger.progress().values()],
@@ -74,10 +79,7 @@ class Overview:
 
     def serving(self) -> dict[str, Any]:
         """Who answers requests, and with which version; `skew` while replicas differ from CURRENT."""
-        from mqmk.deploy.reports import live_reports
-
-        reports = live_reports(_reports_folder(self.config)) if self.config.serve.enabled else []
-        current = self.current_version()
+        reports, current = self._reports(), self.current_version()
         return {
             "url": service_url(self.config) if reports else None,
             "replicas": [
@@ -86,6 +88,14 @@ class Overview:
             ],
             "skew": any(each.pool_version != current for each in reports),
         }  # fmt: skip
+
+    def _reports(self) -> list[ReplicaReport]:
+        return live_reports(_reports_folder(self.config)) if self.config.serve.enabled else []
+
+    @cached_property
+    def _measured(self) -> LedgerReader:
+        """Keeps what never changes, so that a look every half second is cheap."""
+        return LedgerReader(self.config.ledger_file)
 
     def task(self, row: TaskRow) -> dict[str, Any]:
         """One task in short."""

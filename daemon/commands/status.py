@@ -22,6 +22,8 @@ COLOURS = {
     "TRAINING": "magenta", "FORGOTTEN": "dim",
 }  # fmt: skip
 
+WAITING = ("QUARANTINED", "CONFLICT", "HELD")
+
 
 @contextmanager
 def opened_ledger(loaded: "Loaded") -> "Iterator[Ledger]":
@@ -88,13 +90,18 @@ def drawn(document: Mapping[str, Any]) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
-    serving = document["serving"]
+    from mqmk.daemon.glance import in_words
+
+    serving, matching = document["serving"], in_words(document["matching"])
     versions = ", ".join(str(each["pool_version"]) for each in serving["replicas"]) or "none"
     lines = [f"{document['state']}   version {document['pool_version'] or 'none yet'}   replicas hold {versions}"]
     lines += [f"serving at {serving['url']}"] if serving["url"] else []
+    lines += [matching] if matching else []
     lines += [_behind(each) for each in serving["replicas"] if each["last_failure"]]
     lines += [f"{each['part']} does not work: {each['says']}" for each in document["health"] if not each["up"]]
     lines += [f"waiting: {each['kind']} {each['subject']}" for each in document["commands"]]
+    aside = ", ".join(each["name"] for each in document["tasks"] if each["state"] in WAITING)
+    lines += [f"waiting for you: {aside}; `mqmk-daemon show TASK` says what to type"] if aside else []
     return Group(*(Text(line) for line in lines), _task_table(document["tasks"], document["progress"]))
 
 
