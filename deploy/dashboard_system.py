@@ -4,6 +4,8 @@ from typing import Final
 
 from mqmk.deploy.dashboard_panels import Board, Panel, Query, Row, quantile
 
+KIND: Final = 'label_replace(ray_component_rss_bytes, "Component", "$1", "Component", ".*/([^/]+)")'
+"""A driver is called after the path of its Python: without the folder."""
 WORKS: Final = {1: ("works", "green"), 0: ("does not work", "red")}
 
 SYSTEM: Final = Board(
@@ -18,7 +20,7 @@ SYSTEM: Final = Board(
                     "Dependencies",
                     "1 works, 0 does not. `mqmk-daemon status` says why.",
                     "states",
-                    (Query("min by (part) (mqmk_dependency_up)", "{{part}}"),),
+                    (Query("min by (dependency) (mqmk_dependency_up)", "{{dependency}}"),),
                     width=12,
                     words=WORKS,
                 ),
@@ -39,21 +41,21 @@ SYSTEM: Final = Board(
                     "CPU",
                     "Use of each node's CPUs.",
                     "timeseries",
-                    (Query("ray_node_cpu_utilization", "{{NodeAddress}}"),),
+                    (Query("ray_node_cpu_utilization", "{{ip}}"),),
                     "percent",
                 ),
                 Panel(
                     "Memory",
                     "Use of each node's memory.",
                     "timeseries",
-                    (Query("ray_node_mem_used / ray_node_mem_total", "{{NodeAddress}}"),),
+                    (Query("ray_node_mem_used / ray_node_mem_total", "{{ip}}"),),
                     "percentunit",
                 ),
                 Panel(
                     "GPU",
                     "Use of each GPU; empty where there is none.",
                     "timeseries",
-                    (Query("ray_node_gpus_utilization", "{{NodeAddress}} {{GpuIndex}}"),),
+                    (Query("ray_node_gpus_utilization", "{{ip}} {{GpuIndex}}"),),
                     "percent",
                 ),
                 Panel(
@@ -61,8 +63,8 @@ SYSTEM: Final = Board(
                     "Bytes a second that each node reads and writes.",
                     "timeseries",
                     (
-                        Query("ray_node_disk_io_read_speed", "read {{NodeAddress}}"),
-                        Query("ray_node_disk_io_write_speed", "write {{NodeAddress}}"),
+                        Query("ray_node_disk_io_read_speed", "read {{ip}}"),
+                        Query("ray_node_disk_io_write_speed", "write {{ip}}"),
                     ),
                     "Bps",
                 ),
@@ -77,7 +79,7 @@ SYSTEM: Final = Board(
                     "Processes",
                     "Memory of Ray's processes by kind.",
                     "timeseries",
-                    (Query("sum by (Component) (ray_component_rss_bytes)", "{{Component}}"),),
+                    (Query(f"sum by (Component) ({KIND})", "{{Component}}"),),
                     "bytes",
                 ),
             ),

@@ -98,8 +98,8 @@ REPLICA_METRICS: Final = (
     # Drift
     Metric("mqmk_drift_index", "gauge", ("task", "value"), "index",
            "Population stability index of the latest 500 pictures matched to a task against the held-out pictures, "
-           "beyond what chance gives; of the match `score` and of the `margin`. Above 0.25 the traffic is of another "
-           "kind."),
+           "beyond what chance gives once in a thousand times; of the match `score` and of the `margin`. Above 0.25 "
+           "the traffic is of another kind."),
     Metric("mqmk_drift_window_images", "gauge", ("task",), "pictures",
            "Pictures that the drift index of a task is made from."),
 )  # fmt: skip

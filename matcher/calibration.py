@@ -277,12 +277,20 @@ def population_stability_index(reference: Sequence[int], live: Sequence[int]) ->
 
 
 def drift(reference: Sequence[int], live: Sequence[int]) -> float:
-    """PSI beyond what chance gives: without drift its mean is (bins - 1)(1/n + 1/m), which few pictures make large."""
+    """PSI beyond what chance gives in all but one of a thousand cases, so that hundreds of tasks give no false alarm.
+
+    Without drift it is (1/n + 1/m) times a chi-squared number with bins - 1 degrees, which few pictures make large.
+    """
     n, m = sum(reference), sum(live)
-    if not n or not m:
+    if not n or not m or len(reference) < 2:
         return 0.0
-    chance = (len(reference) - 1) * (1 / n + 1 / m)
-    return max(0.0, population_stability_index(reference, live) - chance)
+    return max(0.0, population_stability_index(reference, live) - (1 / n + 1 / m) * _chi_squared(len(reference) - 1))
+
+
+def _chi_squared(degrees: int) -> float:
+    """What a chi-squared number exceeds once in a thousand times (Wilson and Hilferty's approximation)."""
+    part = 2 / (9 * degrees)
+    return degrees * (1 - part + 3.0902 * math.sqrt(part)) ** 3  # the normal distribution's quantile
 
 
 def _shares(counts: Sequence[int]) -> list[float]:

@@ -37,6 +37,7 @@ LABELS = {
     "value": ("score", "margin"),
 }
 MATCHERS = ("cascade", "mqmk")
+VARIABLES = {"$__rate_interval": "1m", "$task": ".*"}  # of the dashboards
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -142,8 +143,9 @@ class ReplicaTwin(Collector):
         for each in REPLICA_METRICS:
             yield _family(each, age)
         for name in RAY_OWN_METRICS:
-            family = GaugeMetricFamily(name, name, labels=("NodeAddress", "Component"))
-            family.add_metric(("127.0.0.1", "raylet"), 10.0)
+            node = "ip" if name.startswith(("ray_node_", "ray_component_")) else "NodeAddress"
+            family = GaugeMetricFamily(name, name, labels=(node, "Component", "GpuIndex"))
+            family.add_metric(("127.0.0.1", "raylet", "0"), 10.0)
             yield family
 
 
@@ -214,6 +216,13 @@ def wait_for(condition: Any, seconds: float, what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
         time.sleep(0.1)
+
+
+def filled(expr: str) -> str:
+    """The query with its variables filled in, as Grafana would."""
+    for name, value in VARIABLES.items():
+        expr = expr.replace(name, value)
+    return expr
 
 
 def ask(server: str, expr: str, at: float | None = None) -> list[dict[str, Any]]:

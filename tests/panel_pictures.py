@@ -13,12 +13,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from monitored import OPENER, ask
+from monitored import OPENER, ask, filled
 
 from mqmk.deploy.dashboard_panels import Board, Panel, Query
 from mqmk.learner.markup import Markup, join, tag
 
-VARIABLES = {"$__rate_interval": "1m", "$task": ".*"}
 POINTS = 150
 COLUMN, LINE, GAP = 58, 30, 6  # pixels of Grafana's grid
 COLOURS = ("#7eb26d", "#eab839", "#6ed0e0", "#ef843c", "#e24d42", "#1f78c1", "#ba43a9", "#8f8cd9", "#b7b7a4", "#d98c8c")
@@ -62,13 +61,6 @@ class Moments:
         found = ask(self.server, filled(query.expr), self.end)
         every = [Line(named(query, each["metric"]), _numbers([each["value"]]), each["metric"]) for each in found]
         return [line for line in every if line.points]
-
-
-def filled(expr: str) -> str:
-    """The query with its variables filled in, as Grafana would."""
-    for name, value in VARIABLES.items():
-        expr = expr.replace(name, value)
-    return expr
 
 
 def named(query: Query, labels: Mapping[str, str]) -> str:
@@ -136,7 +128,7 @@ class Frame:
     moments: Moments
     least: float
     most: float
-    left: float = 54.0
+    left: float = 60.0
     bottom: float = 18.0
 
     def x(self, at: float) -> float:
@@ -167,14 +159,21 @@ def _curves(panel: Panel, lines: Sequence[Line], moments: Moments, width: float,
     stacked = panel.look == "bars"
     drawn = _stacked(lines) if stacked else [(line, [0.0] * len(line.points)) for line in lines]
     tops = [value + low for line, lows in drawn for (_, value), low in zip(line.points, lows, strict=True)]
-    least, most = min(0.0, *tops), max(*tops, 1e-9)
-    most = least + (most - least) * 1.05
     rows = 1 + sum(len(line.name) + 5 for line in lines) // int(width / 6.2)
-    frame = Frame(width, height - 13 * min(3, rows) - 2, moments, least, most)
+    frame = Frame(width, height - 13 * min(3, rows) - 2, moments, *_range(min(tops), max(tops)))
     marks = frame.axes(panel.unit) + versions(frame)
     for place, (line, lows) in enumerate(drawn):
         marks.append(_curve(frame, line, lows, COLOURS[place % len(COLOURS)], stacked))
     return join(tag("svg", *marks, width=width, height=frame.height), _legend(lines))
+
+
+def _range(least: float, most: float) -> tuple[float, float]:
+    """From zero or below to a value whose quarters are round numbers."""
+    least, most = min(0.0, least), max(most, 0.0)
+    span = (most - least) or 1.0
+    power = 10 ** math.floor(math.log10(span))
+    step = next(each * power for each in (1, 2, 4, 6, 8, 10) if each * power >= span * 0.999)
+    return (0.0 if least > -step / 100 else -step), step
 
 
 def _curve(frame: Frame, line: Line, lows: Sequence[float], colour: str, filled_in: bool) -> Markup:
@@ -359,5 +358,5 @@ def photograph(pages: Mapping[str, Markup], folder: Path) -> None:
             opened.set_content(markup)
             path = folder / f"{name}.png"
             opened.screenshot(path=path, full_page=True)
-            Image.open(path).quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
+            Image.open(path).quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
         browser.close()

@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from monitored import ask, learn, lived_in, needed, replica_twin, running, wait_for, write_pool_card
+from monitored import ask, filled, learn, lived_in, needed, replica_twin, running, wait_for, write_pool_card
 from ports import free_port
 
 from mqmk.daemon.metrics import scrape_file, serve_metrics
@@ -23,7 +23,6 @@ from mqmk.deploy.metric_names import RAY_OWN_METRICS, RAY_PREFIX, REPLICA_METRIC
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "grafana" / "dashboards"
 PANELS = [panel for board in BOARDS for row in board.rows for panel in row.panels]
-VARIABLES = {"$__rate_interval": "1m", "$task": ".*"}
 KNOWN = (
     {each.name for each in DAEMON_METRICS}
     | {RAY_PREFIX + each.name for each in REPLICA_METRICS}
@@ -34,7 +33,7 @@ KNOWN = (
 
 def names_in(expr: str) -> set[str]:
     """The metrics that a query reads."""
-    words = re.findall(r"[a-zA-Z_:][\w:]*(?=[{\[\s)]|$)", re.sub(r'"[^"]*"|\{[^}]*\}', "", expr))
+    words = re.findall(r"[a-zA-Z_:][\w:]*(?=[{\[\s),]|$)", re.sub(r'"[^"]*"|\{[^}]*\}', "", expr))
     found = {word for word in words if word.startswith(("mqmk_", "ray_", "process_")) or word in ("up", "ALERTS")}
     return {re.sub(r"_(bucket|sum|count)$", "", name) if name not in KNOWN else name for name in found}
 
@@ -147,13 +146,6 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ledger.close()
 
 
-def filled(expr: str) -> str:
-    """The query with its variables filled in, as Grafana would."""
-    for name, value in VARIABLES.items():
-        expr = expr.replace(name, value)
-    return expr
-
-
 def has_data(found: list[dict[str, Any]]) -> bool:
     """At least one number."""
     return any(not math.isnan(float(each["value"][1])) for each in found)
@@ -162,7 +154,10 @@ def has_data(found: list[dict[str, Any]]) -> bool:
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.title)
 def test_a_panel_shows_data_from_a_real_prometheus(prometheus: str, panel) -> None:
     for query in panel.queries:
-        assert has_data(ask(prometheus, filled(query.expr))), query.expr
+        found = ask(prometheus, filled(query.expr))
+        assert has_data(found), query.expr
+        named = set(re.findall(r"\{\{(\w+)\}\}", query.legend))
+        assert all(named <= set(each["metric"]) for each in found), f"{query.legend}: {found[0]['metric']}"
 
 
 def test_the_annotation_of_new_versions_finds_the_new_version(prometheus: str) -> None:

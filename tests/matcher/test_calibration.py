@@ -140,6 +140,17 @@ def test_drift_is_seen_in_other_pictures_and_not_in_more_of_the_same():
     assert same.drift < 0.1 and shifted.drift > 0.25
 
 
+def test_few_pictures_of_many_tasks_give_no_false_alarm():
+    source = torch.Generator().manual_seed(0)
+    drifts = []
+    for _ in range(200):  # tasks
+        window = Window(reference_of(torch.randn(40, generator=source).tolist()))
+        for value in torch.randn(100, generator=source).tolist():
+            window.add(value)
+        drifts.append(window.drift)
+    assert max(drifts) < 0.1
+
+
 def a_match(task: Tensor, score: Tensor, margin: Tensor) -> Match:
     return Match(task, score, task, margin, torch.zeros(len(task), 2), torch.zeros(len(task), 4), task)
 

@@ -20,7 +20,7 @@ from panel_pictures import Moments, page, photograph
 from watching import heard
 
 from mqmk.daemon.metrics_declared import DAEMON_METRICS
-from mqmk.deploy.dashboard_panels import Panel
+from mqmk.deploy.dashboard_panels import Board, Panel
 from mqmk.deploy.dashboards import BOARDS
 from mqmk.deploy.metric_names import RAY_PREFIX, REPLICA_METRICS
 from mqmk.learner import sketches
@@ -93,6 +93,13 @@ def test_a_panel_shows_data_of_the_live_system(moments: Moments, panel: Panel) -
         assert numbers(moments, panel, place), query.expr
 
 
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.title)
+def test_a_legend_names_labels_that_the_series_have(moments: Moments, panel: Panel) -> None:
+    for query in panel.queries:
+        for line in moments.lines(query):
+            assert set(re.findall(r"\{\{(\w+)\}\}", query.legend)) <= set(line.labels), query.expr
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("record") or rule["alert"])
 def test_a_rule_reads_only_what_the_live_system_exports(moments: Moments, rule) -> None:
     """An alert that is silent gives nothing, so each series that it compares is asked for by itself."""
@@ -136,9 +143,13 @@ def test_the_labelled_rate_is_the_true_rate_of_the_traffic(system: System, momen
 def test_pictures_of_the_dashboards_are_drawn(moments: Moments) -> None:
     folder = Path(PICTURES or "")
     folder.mkdir(parents=True, exist_ok=True)
-    photograph({board.uid.removeprefix("mqmk-"): page(board, moments) for board in BOARDS}, folder)
+    photograph({picture(board): page(board, moments) for board in BOARDS}, folder)
     for board in BOARDS:
-        assert 5_000 < (folder / f"{board.uid.removeprefix('mqmk-')}.png").stat().st_size < 150_000
+        assert 5_000 < (folder / f"{picture(board)}.png").stat().st_size < 150_000
+
+
+def picture(board: Board) -> str:
+    return board.uid.replace("mqmk", "monitoring")
 
 
 def _place(system: System, name: str) -> int:

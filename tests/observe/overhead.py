@@ -1,10 +1,10 @@
 """What do metrics cost a request? The same replica's work with and without them, in turns, in one run.
 
-    cd tests; PYTHONPATH=.:deploy python observe/overhead.py [TURNS]     # 24 turns of 2.5 s a side: two minutes
+    cd tests; PYTHONPATH=.:deploy python observe/overhead.py [TURNS]     # 120 turns of 0.5 s a side: two minutes
 
 Two services in this process share the backbone and the pool. One measures as a replica does: Ray's metrics of a process
 that is attached to a Ray head, the export thread, a hundredth of the answers matched again exactly. The other measures
-nothing. They take turns of some seconds, in pairs of random order: whatever else the machine does falls on both. The
+nothing. They take short turns, in pairs of random order: whatever else the machine does falls on both. The
 time is that of the ASGI application, without Serve's proxy, which would only make the share smaller. Not a pytest file:
 the tests check shapes at run time, which would make requests slower and the share smaller, too.
 """
@@ -39,11 +39,12 @@ from mqmk.matcher.images import decode, prepare
 from mqmk.matcher.matchers import match
 from mqmk.matcher.pool import PromptPool
 from mqmk.matcher.pool_store import PoolStore
-from mqmk.matcher.predictor import PredictSettings
+from mqmk.matcher.predictor import PredictSettings, name_answers, predict
 from mqmk.matcher.prompted_vit import FrozenViT
 
 TASKS, PICTURES = 10, 200
-TURN_SECONDS = 2.5  # longer than the pause between two exports
+TURN_SECONDS = 0.5
+CALLS = 3000
 MOST = 0.02
 
 Times = list[list[float]]
@@ -108,7 +109,7 @@ class Side:
         return seconds
 
     async def turn(self, bodies: list[bytes]) -> None:
-        """Requests one after another for some seconds."""
+        """Requests one after another for a while."""
         times, end = list[float](), time.monotonic() + TURN_SECONDS
         with self._watching():
             while time.monotonic() < end:
@@ -160,6 +161,21 @@ async def take_turns(both: tuple[Side, Side], turns: int) -> None:
             await side.turn(bodies)
 
 
+def calls_alone(side: Side) -> float:
+    """Seconds that a request spends in the calls that measure it; without what other threads do for it."""
+    held, measures = side.service.holder.held, side.service.measures
+    assert held is not None
+    images = torch.stack([prepare(decode(picture(1, (28, 28))), held.pool.backbone)])
+    answer = name_answers(held.pool, predict(side.service._vit, held.pool, images, PredictSettings("cascade")))[0]
+    began = time.perf_counter()
+    for _ in range(CALLS):
+        measures.stages(0.001, 0.0, 0.004)
+        measures.batch(1)
+        measures.answer(held, answer, False)
+        measures.request("predict", "200", "cascade", 0.005)
+    return (time.perf_counter() - began) / CALLS
+
+
 def compared(folder: Path, turns: int) -> tuple[Times, Times]:
     """The seconds of requests with and without metrics."""
     torch.set_num_threads(1)
@@ -167,6 +183,7 @@ def compared(folder: Path, turns: int) -> tuple[Times, Times]:
     publish(pools, calibrated_pool(vit), 1)
     both = Side(vit, pools, measured=True), Side(vit, pools, measured=False)
     asyncio.run(take_turns(both, turns))
+    print(f"the calls that measure a request take {calls_alone(both[0]) * 1e6:.0f} µs")
     for side in both:
         side.service.close()
     return both[0].turns, both[1].turns
@@ -197,4 +214,4 @@ def main(turns: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if sys.argv[1:] else 24)
+    main(int(sys.argv[1]) if sys.argv[1:] else 120)
