@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 
 from mqmk.daemon.config import Config
-from mqmk.daemon.errors import RayError
 from mqmk.daemon.ledger import Ledger
 from mqmk.daemon.logs import event
 from mqmk.daemon.orchestrator import Replica
@@ -90,6 +89,8 @@ class RayCluster:
     _watch: Watch = field(default_factory=Watch)
     _looked_at: float = 0.0
     _reminded_at: float = 0.0
+    _joined: bool = False
+    """Attached, with everything started that runs on Ray."""
 
     def __post_init__(self) -> None:
         self.workers = RayWorkers(self.config, 1)
@@ -110,6 +111,7 @@ class RayCluster:
         self.workers.warm_up()
         if self.config.serve.enabled:
             serving.deploy(serve_settings(self.config))
+        self._joined = True
         self.ledger.set_health("ray", True)
         log.info(f"Ray is ready, {self.workers.trainers} trainers", extra=event("ray.ready", release=version("ray")))
 
@@ -124,21 +126,27 @@ class RayCluster:
         self._looked_at = now
         health = check(self.head, self.config.serve.port if self._is_serving() else None)
         self._watch, verdict = judge(self._watch, health, now)
-        if verdict is Verdict.WELL:
+        if verdict is Verdict.WELL and self._joined:
             self.ledger.set_health("ray", True)
             return
         self.ledger.set_health("ray", False, str(health))
-        if verdict is Verdict.RESTART:
-            self._restart(health)
+        if verdict is Verdict.RESTART or not self._joined:
+            self._join_again(health, verdict)
 
-    def _restart(self, health: HeadHealth) -> None:
+    def _join_again(self, health: HeadHealth, verdict: Verdict) -> None:
+        self._leave()
+        try:
+            if verdict is Verdict.RESTART:
+                self.head = repair(head_settings(self.config), health)
+            self.start()
+        except Exception as error:  # Ray and Serve raise anything when they die again meanwhile; the next look goes on
+            log.error(f"Ray could not be started again: {error}", extra=event("ray.down", why=str(health)))
+            self._leave()
+
+    def _leave(self) -> None:
+        self._joined = False
         self.workers.forget()
         detach()
-        try:
-            self.head = repair(head_settings(self.config), health)
-            self.start()
-        except RayError as error:  # the next look tries again
-            log.error(f"Ray could not be started again: {error}", extra=event("ray.down", why=str(health)))
 
     def _is_serving(self) -> bool:
         return self.config.serve.enabled and bool(self.replicas())

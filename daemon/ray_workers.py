@@ -103,6 +103,8 @@ class RayWorkers:
             worker.warm.remote(Tools.of(self.config))
 
     def room_for(self, kind: type[Job]) -> bool:
+        if not ray.is_initialized():  # else the first job would start another Ray, inside this process
+            return False
         trains = sum(isinstance(busy.job, Learn) for busy in self._busy)
         return trains < self.trainers if kind is Learn else len(self._busy) == trains
 
