@@ -4,7 +4,7 @@ BIN := .venv/bin
 PARTS := src/mqmk/matcher src/mqmk/learner src/mqmk/daemon src/mqmk/deploy
 DRAWINGS := build/package/src/drawings
 
-.PHONY: demo test lint bench kill-test swap-test observe-test pretrain clean
+.PHONY: demo test lint bench kill-test chaos-test swap-test observe-test pretrain clean
 
 demo: .venv/installed
 	$(BIN)/mqmk-daemon demo
@@ -26,6 +26,10 @@ bench: .venv/installed
 # Kills the daemon at every durable step and at random moments, then looks for anything lost, doubled or out of step.
 kill-test: .venv/installed
 	cd tests && ../$(BIN)/python kill_stream.py 500
+
+# Ten minutes in which something random is killed every few seconds while tasks arrive and clients ask.
+chaos-test: .venv/installed
+	cd tests && ../$(BIN)/python chaos.py --seconds 600
 
 # Swaps forward and back under load, with bad pools and killed replicas in between.
 swap-test: .venv/installed
