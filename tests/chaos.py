@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from chaos_account import Row, explained, table, went_back, windows, wrong_answers
+from chaos_account import Row, explained, silences, table, went_back, windows, wrong_answers
 from chaos_clients import Clients, pictures
 from chaos_kills import BAG, LONG_BAG, Kill, Kind, Look, look, throws
 from outside_checker import problems
@@ -238,11 +238,14 @@ class Chaos:
         samples = self.clients.samples
         own = windows(self.kills, self.looks, samples)
         by_kill, rest = explained(samples, own)
+        quiet = silences(self.kills, samples, own)
         return {
             "seed": self.seed, "seconds": self.seconds, "problems": found, "tasks": len(self.dropped),
             "requests": len(samples), "failed": sum(s.error is not None for s in samples), "unexplained": len(rest),
             "daemon_starts": self.starts, "throws_without_a_victim": self.missed,
             "table": [asdict(row) for row in table(self.kills, samples, own)],
+            "blameless_silence": max((seconds for kill, seconds in quiet if kill is None), default=0.0),
+            "silences": [(kill.number if kill else None, round(seconds, 2)) for kill, seconds in quiet],
             "first_kill": self._first_kill(),
             "kills": [
                 {"number": k.number, "kind": k.kind, "at": round(k.at - self.looks[0].at, 2),
@@ -263,17 +266,17 @@ class Chaos:
 
 def shown(report: dict[str, Any]) -> str:
     """The table as Markdown."""
-    lines = ["| killed | kills | failed requests | most for one kill | longest silence, s (of undisturbed kills) |",
+    lines = ["| killed | kills | failed requests | most for one kill | longest time without an answer, s |",
              "|---|---:|---:|---:|---:|"]  # fmt: skip
     for values in report["table"]:
         row = Row(**values)
-        silence = f"{row.silence:.1f} ({row.undisturbed})" if row.undisturbed else "- (0)"
-        lines.append(f"| {row.kind} | {row.kills} | {row.failed} | {row.most} | {silence} |")
+        lines.append(f"| {row.kind} | {row.kills} | {row.failed} | {row.most} | {row.silence:.1f} |")
     first = report["first_kill"]
     return "\n".join([
         *lines, "",
         f"seed {report['seed']}, {report['seconds']:g} s, {len(report['kills'])} kills, {report['tasks']} tasks; "
         f"{report['requests']} requests, {report['failed']} failed, {report['unexplained']} of them unexplained",
+        f"without a kill to blame: {report['blameless_silence']:.1f} s without an answer",
         f"first kill, alone: {first['kind']}: {first['failed']} of {first['requests']} requests failed",
         *(f"WRONG: {sentence}" for sentence in report["problems"]),
     ])  # fmt: skip

@@ -19,8 +19,12 @@ from chaos_kills import Kill, Kind, Look
 
 NOTICE_SECONDS: Final = 1.0
 """How long a proxy may send requests to a replica that has just died."""
+SILENCE_SECONDS: Final = 0.5
+"""Time without any answer, with several clients asking, that is worth an explanation."""
+RESTART_SECONDS: Final = 30.0
+"""How long a replica may take to come back; while both are gone, requests wait."""
 ECHO_SECONDS: Final = 10.0
-"""How long after a kill without a window a silence would be blamed on it."""
+"""How long after any other kill a silence is blamed on it."""
 HEAD: Final = (Kind.RAYLET, Kind.GCS)
 
 
@@ -46,10 +50,8 @@ class Row:
     """Requests that failed and are explained by one of them."""
     most: int
     """Of one kill."""
-    undisturbed: int
-    """Kills without the outage of another kill around them: only these tell about silence."""
     silence: float
-    """Longest time without any answer, in seconds, after an undisturbed one."""
+    """Longest time without any answer that is blamed on one of them, in seconds; 0 if there was none worth telling."""
 
 
 def windows(kills: Sequence[Kill], looks: Sequence[Look], samples: Sequence[Sample]) -> list[Window]:
@@ -90,29 +92,30 @@ def table(kills: Sequence[Kill], samples: Sequence[Sample], found: Sequence[Wind
     rows = []
     for kind in Kind:
         own = [kill for kill in kills if kill.kind is kind]
-        alone = [kill for kill in own if not _disturbed(kill, found)]
         failed = [len(by_kill.get(kill.number, ())) for kill in own]
-        silences = [_silence(kill.at, _end(kill, found), samples) for kill in alone]
-        rows.append(Row(kind, len(own), sum(failed), max(failed, default=0), len(alone), max(silences, default=0.0)))
+        blamed = [seconds for culprit, seconds in silences(kills, samples, found) if culprit in own]
+        rows.append(Row(kind, len(own), sum(failed), max(failed, default=0), max(blamed, default=0.0)))
     return [row for row in rows if row.kills]
 
 
-def _end(kill: Kill, found: Sequence[Window]) -> float:
-    """Until when a silence is blamed on a kill."""
-    own = [window.end for window in found if window.kill == kill]
-    return max([kill.at + ECHO_SECONDS, *own])
-
-
-def _disturbed(kill: Kill, found: Sequence[Window]) -> bool:
-    """Whether the outage of another kill overlaps."""
-    others = [each for each in found if each.kill != kill and each.kill.kind is not Kind.REPLICA]
-    return any(each.kill.at <= _end(kill, found) and each.end >= kill.at for each in others)
-
-
-def _silence(start: float, end: float, samples: Sequence[Sample]) -> float:
-    """The longest time between two answers that touches this time."""
+def silences(kills: Sequence[Kill], samples: Sequence[Sample], found: Sequence[Window]) -> list[
+    tuple[Kill | None, float]
+]:  # fmt: skip
+    """Every silence worth telling: which kill is to blame, if any, and how many seconds it was."""
     answers = sorted(sample.ended for sample in samples if sample.error is None)
-    return max((b - a for a, b in pairwise(answers) if b >= start and a <= end), default=math.inf)
+    gaps = [(a, b) for a, b in pairwise(answers) if b - a > SILENCE_SECONDS]
+    return [(_culprit(a, b, kills, found), b - a) for a, b in gaps]
+
+
+def _culprit(start: float, end: float, kills: Sequence[Kill], found: Sequence[Window]) -> Kill | None:
+    """An outage if one overlaps, else a replica that may not be back, else whatever was killed last."""
+    outages = [each.kill for each in found if each.kill.kind is not Kind.REPLICA
+               and each.kill.at <= end and each.end >= start]  # fmt: skip
+    replicas = [
+        kill for kill in kills if kill.kind is Kind.REPLICA and -RESTART_SECONDS <= kill.at - start <= end - start
+    ]
+    others = [kill for kill in kills if -ECHO_SECONDS <= kill.at - start <= end - start]
+    return max(outages or replicas or others, key=lambda kill: kill.at, default=None)
 
 
 def wrong_answers(samples: Sequence[Sample], cards: Mapping[int, Mapping[str, Any]],

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos_account import explained, table, went_back, windows, wrong_answers
+from chaos_account import explained, silences, table, went_back, windows, wrong_answers
 from chaos_clients import Sample
 from chaos_kills import BAG, LONG_BAG, Kill, Kind, Look, throws
 
@@ -84,7 +84,7 @@ def test_a_dead_proxy_explains_failures_until_another_proxy_has_answered() -> No
     samples = [answer(9.9), failure(10.5, 10.6), failure(13.0, 13.1), answer(14.0), failure(15.0, 15.1)]
     assert numbers(samples, kills, looks) == ({4: 2}, 1)
     (row,) = table(kills, samples, windows(kills, looks, samples))
-    assert (row.kills, row.failed, row.undisturbed) == (1, 2, 1) and row.silence == pytest.approx(4.1)
+    assert (row.kills, row.failed, row.most) == (1, 2, 2) and row.silence == pytest.approx(4.1)
 
 
 def test_a_dead_raylet_explains_failures_until_the_proxy_of_another_head_has_answered() -> None:
@@ -97,6 +97,23 @@ def test_what_never_comes_back_has_a_window_without_an_end() -> None:
     kills, looks = [Kill(0, Kind.PROXY, 10.0, 1)], [look(9.0, 1), look(11.0, 0)]
     (window,) = windows(kills, looks, [answer(9.9), failure(12.0, 12.1)])
     assert window.end == math.inf
+
+
+@pytest.mark.parametrize(
+    ("killed", "culprit"),
+    [
+        ([(Kind.REPLICA, 2.0), (Kind.DAEMON, 9.0)], Kind.REPLICA),
+        ([(Kind.PROXY, 10.5), (Kind.REPLICA, 11.0)], Kind.PROXY),
+        ([(Kind.CONTROLLER, 3.0), (Kind.TRAINER, 9.0)], Kind.TRAINER),
+        ([(Kind.TRAINER, 15.0)], None),
+    ],
+)
+def test_a_silence_is_blamed_on_what_can_cause_it(killed: list[tuple[Kind, float]], culprit: Kind | None) -> None:
+    kills = [Kill(number, kind, at, 1) for number, (kind, at) in enumerate(killed)]
+    samples = [answer(9.9), answer(13.9), answer(14.0)]
+    found = windows(kills, [look(0.0, 1), look(13.0, 2)], samples)
+    ((blamed, seconds),) = silences(kills, samples, found)
+    assert (blamed.kind if blamed else None) == culprit and seconds == pytest.approx(4.0)
 
 
 def test_answers_that_agree_with_their_version_and_each_other_are_right() -> None:
