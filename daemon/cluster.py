@@ -24,6 +24,8 @@ from mqmk.deploy.settings import ServeSettings
 log = logging.getLogger(__name__)
 WATCH_SECONDS = 2.0
 REMIND_SECONDS = 60.0
+UNSERVED_SECONDS = 60.0
+"""How long no replica may live before Serve is asked: after a few that died at their start it gives up for good."""
 
 
 def serve_settings(config: Config) -> ServeSettings:
@@ -91,6 +93,7 @@ class RayCluster:
     _reminded_at: float = 0.0
     _joined: bool = False
     """Attached, with everything started that runs on Ray."""
+    _served_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.workers = RayWorkers(self.config, 1)
@@ -111,7 +114,7 @@ class RayCluster:
         self.workers.warm_up()
         if self.config.serve.enabled:
             serving.deploy(serve_settings(self.config))
-        self._joined = True
+        self._joined, self._served_at = True, time.monotonic()
         self.ledger.set_health("ray", True)
         log.info(f"Ray is ready, {self.workers.trainers} trainers", extra=event("ray.ready", release=version("ray")))
 
@@ -128,6 +131,7 @@ class RayCluster:
         self._watch, verdict = judge(self._watch, health, now)
         if verdict is Verdict.WELL and self._joined:
             self.ledger.set_health("ray", True)
+            self._serve_again(now)
             return
         self.ledger.set_health("ray", False, str(health))
         if verdict is Verdict.RESTART or not self._joined:
@@ -147,6 +151,18 @@ class RayCluster:
         self._joined = False
         self.workers.forget()
         detach()
+
+    def _serve_again(self, now: float) -> None:
+        """Deploy anew where Serve has given up; it leaves alone what is only slow."""
+        if not self.config.serve.enabled or self.replicas():
+            self._served_at = now
+        elif now - self._served_at > UNSERVED_SECONDS:
+            self._served_at = now
+            log.warning("no replica lives: deploying again if Serve gave up", extra=event("serve.deploy_again"))
+            try:
+                serving.deploy(serve_settings(self.config))
+            except Exception as error:  # as above
+                log.error(f"could not deploy again: {error}", extra=event("serve.down", error=repr(error)))
 
     def _is_serving(self) -> bool:
         return self.config.serve.enabled and bool(self.replicas())

@@ -122,8 +122,16 @@ class Service:
         deadline = time.monotonic() + seconds
         while not self.stopping and (left := deadline - time.monotonic()) > 0:
             self.manager.alive()  # a pause may be longer than the watchdog's patience
+            self._tend()
             if self.bucket.wait(min(left, SLICE_SECONDS)) or self.ledger.changed_by_others() or self._under_way():
                 return
+
+    def _tend(self) -> None:
+        """In a pause, too: a dead Ray serves nobody."""
+        try:
+            self.ground.tend()
+        except (OSError, sqlite3.OperationalError, MqmkError) as error:
+            self._troubled(error)
 
     def _under_way(self) -> bool:
         return bool(self.orchestrator.workers.busy()) or bool(self.ledger.counts()[State.PUBLISHED])
