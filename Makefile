@@ -4,7 +4,7 @@ BIN := .venv/bin
 PARTS := src/mqmk/matcher src/mqmk/learner src/mqmk/daemon src/mqmk/deploy
 DRAWINGS := build/package/src/drawings
 
-.PHONY: demo test lint bench kill-test chaos-test swap-test observe-test pretrain clean
+.PHONY: demo test lint bench kill-test chaos-test nodes-test swap-test observe-test pretrain clean
 
 demo: .venv/installed
 	$(BIN)/mqmk-daemon demo
@@ -30,6 +30,10 @@ kill-test: .venv/installed
 # Ten minutes in which something random is killed every few seconds while tasks arrive and clients ask.
 chaos-test: .venv/installed
 	cd tests && ../$(BIN)/python chaos.py --seconds 600
+
+# Four machines that share no folder (namespaces; needs root): versions over S3, a machine killed, another one unplugged.
+nodes-test: .venv/installed
+	cd tests && ../$(BIN)/python several_machines.py && ../$(BIN)/python several_machines.py --unplug
 
 # Swaps forward and back under load, with bad pools and killed replicas in between.
 swap-test: .venv/installed

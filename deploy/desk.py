@@ -41,6 +41,10 @@ class Desk:
         """The node and the folder that it stands at."""
         return ray.get_runtime_context().get_node_id(), self._folder
 
+    def pid(self) -> int:
+        """Its process."""
+        return os.getpid()
+
     def learn(self, credentials: Mapping[str, str]) -> None:
         """The daemon says what replicas are to be told."""
         self._credentials = dict(credentials)

@@ -25,6 +25,8 @@ from daemon_parts import drop
 from machines import HERE, Machine
 from running_daemon import RunningDaemon
 
+from mqmk.deploy.reports import ReplicaReport, live_reports
+
 GCS: Final = 6379
 PORT: Final = 8000
 RAY: Final = {
@@ -123,16 +125,15 @@ class Proof:
 
     # What is looked at
 
-    def _reports(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.daemon.status()["serving"]["replicas"]
-        return [each for each in found if each["ready"]]
+    def _reports(self) -> list[ReplicaReport]:
+        return [each for each in live_reports(self.daemon.state / "replicas") if each.ready]
 
     def _nodes(self) -> set[str]:
-        return {each["node"] for each in self._reports()}
+        return {each.node for each in self._reports()}
 
     def _everybody_holds(self, version: int) -> bool:
         reports = self._reports()
-        return len({each["node"] for each in reports}) == 2 and {each["pool_version"] for each in reports} == {version}
+        return len({each.node for each in reports}) == 2 and {each.pool_version for each in reports} == {version}
 
     def _failed(self) -> list[Sample]:
         return [sample for sample in self.clients.samples if sample.error]
