@@ -41,7 +41,7 @@ swap-test: .venv/installed
 
 # Prometheus and Alertmanager watch a live daemon: every panel and rule finds its data, an alert reaches a webhook. Then how
 # far the estimate without labels is off on photographs, and what metrics cost a request. A quarter of an hour.
-# Pictures for docs/monitoring.md: MQMK_PICTURES=docs/images in front.
+# Pictures for docs/monitoring.md: OBSERVE_PICTURES=docs/images in front.
 observe-test: .venv/installed .venv/servers
 	$(BIN)/python -m pytest -s tests/deploy/test_dashboards.py tests/deploy/test_alerts.py tests/daemon/test_metrics.py \
 	    tests/deploy/test_measures.py tests/observe/live.py tests/observe/estimate_cifar.py

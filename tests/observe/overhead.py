@@ -2,11 +2,11 @@
 
     cd tests; PYTHONPATH=.:deploy python observe/overhead.py [TURNS]     # 120 turns of 0.5 s a side: two minutes
 
-Two services in this process share the backbone and the pool. One measures as a replica does: Ray's metrics of a process
-that is attached to a Ray head, the export thread, a hundredth of the answers matched again exactly. The other measures
-nothing. They take short turns, in pairs of random order: whatever else the machine does falls on both. The
-time is that of the ASGI application, without Serve's proxy, which would only make the share smaller. Not a pytest file:
-the tests check shapes at run time, which would make requests slower and the share smaller, too.
+One service in this process measures as a replica does (Ray's metrics of a process that is attached to a Ray head, the
+export thread, a hundredth of the answers matched again exactly) or not at all, in short turns of random order: whatever
+else the machine does falls on both, and both are the same threads and the same memory. The time is that of the ASGI
+application, without Serve's proxy, which would only make the share smaller. Not a pytest file: the tests check shapes
+at run time, which would make requests slower and the share smaller, too.
 """
 
 import asyncio
@@ -51,15 +51,20 @@ Times = list[list[float]]
 """Seconds of each request, by turn."""
 
 
-class Unmeasured:
-    """Measures nothing."""
+class Switch:
+    """Measures, or measures nothing."""
 
-    def request(self, *_: Any) -> None: ...
-    def stages(self, *_: Any) -> None: ...
-    def batch(self, *_: Any) -> None: ...
-    def answer(self, *_: Any) -> None: ...
-    def agreed(self, *_: Any) -> None: ...
-    def export(self, *_: Any) -> None: ...
+    def __init__(self, measures: Measures) -> None:
+        self._measures, self.on = measures, True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._measures, name) if self.on else self._nothing
+
+    def agreed(self, matcher: str, same: bool) -> None:
+        """Handed to another part once, so it is always there."""
+        self._measures.agreed(matcher, same)
+
+    def _nothing(self, *_: Any) -> None: ...
 
 
 def calibrated_pool(vit: FrozenViT) -> PromptPool:
@@ -76,17 +81,17 @@ def calibrated_pool(vit: FrozenViT) -> PromptPool:
     return pool.with_matching(matching_confidence(found, true, [each.name for each in pool.tasks], "cascade"))
 
 
-class Side:
-    """One of the two services."""
+class Replica:
+    """What is measured, and the times of its turns with metrics and without."""
 
-    def __init__(self, vit: FrozenViT, pools: Path, measured: bool) -> None:
-        settings = ServeSettings(pools, matcher="cascade", agreement_share=0.01 if measured else 0.0)
+    def __init__(self, vit: FrozenViT, pools: Path) -> None:
+        settings = ServeSettings(pools, matcher="cascade")
         holder = PoolHolder(PoolStore(pools), vit, PredictSettings("cascade"))
         holder.look()
-        measures: Any = Measures(RayMetrics(), settings) if measured else Unmeasured()
-        self.service = Service(vit, holder, settings, measures=measures)
+        self.switch: Any = Switch(Measures(RayMetrics(), settings))
+        self.service = Service(vit, holder, settings, measures=self.switch)
         self.service.export()
-        self.app, self.turns = build_api(self.service), Times()
+        self.app, self.turns = build_api(self.service), {True: Times(), False: Times()}
 
     async def ask(self, body: bytes) -> float:
         """Seconds from the request to the end of the answer."""
@@ -108,13 +113,15 @@ class Side:
         assert status == 200
         return seconds
 
-    async def turn(self, bodies: list[bytes]) -> None:
+    async def turn(self, bodies: list[bytes], measured: bool) -> None:
         """Requests one after another for a while."""
+        self.switch.on = measured
+        self.service._agreement._share = self.service.settings.agreement_share if measured else 0.0
         times, end = list[float](), time.monotonic() + TURN_SECONDS
         with self._watching():
             while time.monotonic() < end:
                 times.append(await self.ask(random.choice(bodies)))
-        self.turns.append(times)
+        self.turns[measured].append(times)
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
@@ -151,22 +158,23 @@ def overhead(measured: Times, plain: Times, figure: Callable[[list[float]], floa
     return share(places), drawn[25], drawn[974]
 
 
-async def take_turns(both: tuple[Side, Side], turns: int) -> None:
+async def take_turns(replica: Replica, turns: int) -> None:
     bodies = [picture(seed, (28, 28)) for seed in range(PICTURES)]
-    for side in both:
-        await side.turn(bodies)  # the first turn warms up
-        side.turns.clear()
+    for measured in (True, False):
+        await replica.turn(bodies, measured)  # the first turns warm up
+        replica.turns[measured].clear()
     for _ in range(turns):
-        for side in random.sample(both, 2):
-            await side.turn(bodies)
+        for measured in random.sample((True, False), 2):
+            await replica.turn(bodies, measured)
+    replica.switch.on = True
 
 
-def calls_alone(side: Side) -> float:
+def calls_alone(replica: Replica) -> float:
     """Seconds that a request spends in the calls that measure it; without what other threads do for it."""
-    held, measures = side.service.holder.held, side.service.measures
+    held, measures = replica.service.holder.held, replica.service.measures
     assert held is not None
     images = torch.stack([prepare(decode(picture(1, (28, 28))), held.pool.backbone)])
-    answer = name_answers(held.pool, predict(side.service._vit, held.pool, images, PredictSettings("cascade")))[0]
+    answer = name_answers(held.pool, predict(replica.service._vit, held.pool, images, PredictSettings("cascade")))[0]
     began = time.perf_counter()
     for _ in range(CALLS):
         measures.stages(0.001, 0.0, 0.004)
@@ -181,12 +189,11 @@ def compared(folder: Path, turns: int) -> tuple[Times, Times]:
     torch.set_num_threads(1)
     vit, pools = load_backbone(), folder / "pools"
     publish(pools, calibrated_pool(vit), 1)
-    both = Side(vit, pools, measured=True), Side(vit, pools, measured=False)
-    asyncio.run(take_turns(both, turns))
-    print(f"the calls that measure a request take {calls_alone(both[0]) * 1e6:.0f} µs")
-    for side in both:
-        side.service.close()
-    return both[0].turns, both[1].turns
+    replica = Replica(vit, pools)
+    asyncio.run(take_turns(replica, turns))
+    print(f"the calls that measure a request take {calls_alone(replica) * 1e6:.0f} µs")
+    replica.service.close()
+    return replica.turns[True], replica.turns[False]
 
 
 def told(name: str, figure: Callable[[list[float]], float], measured: Times, plain: Times) -> bool:
