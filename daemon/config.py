@@ -208,7 +208,7 @@ class Serve:
     open: bool = False
     """Serve without keys at an address that is not loopback."""
     proxies: Literal["head", "every"] = "head"
-    """Who receives requests: Ray's head only, or every node with a replica. A change needs a new Serve (`stop`)."""
+    """Who receives requests: Ray's head, or every node with a replica. Read when Ray Serve is started."""
     haproxy: bool = False
     """Put Ray's bundled HAProxy in front of the local Ray: more requests a second. Needs a new Ray (`stop`)."""
 

@@ -27,7 +27,8 @@ ip link set eth0 up
 mount -t tmpfs -o mode=1777 tmpfs /tmp
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 shift
-exec "$@"
+"$@" &
+wait $!
 """
 
 

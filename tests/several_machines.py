@@ -69,7 +69,7 @@ class Proof:
         self.daemon.start()
         self._until(lambda: self._everybody_holds(1), "version 1 on two machines")
         self._note("first version")
-        with Clients(f"http://{HERE}:{PORT}", pictures(["crab", "dolphin"]), count=4) as self.clients:
+        with Clients(f"http://{HERE}:{PORT}", pictures(["crab", "whale"]), count=4) as self.clients:
             time.sleep(2)
             self._published_under_load(store)
             self._lose_a_machine(stack)
