@@ -8,7 +8,6 @@ and to the side QUARANTINED, CONFLICT, HELD, FORGOTTEN.
 """
 
 import json
-import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -34,8 +33,8 @@ class Ledger:
         self._clock, self._data_version = clock, 0
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _made_private(path)
             self._db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+            _make_private(path)
             self._db.row_factory = sqlite3.Row
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
@@ -313,13 +312,11 @@ class Ledger:
         return found[0]["value"] if found else None
 
 
-def _made_private(path: Path) -> None:
-    """A new file for its owner only; SQLite would make it for everybody.
-
-    One that is there is not even opened: closing it would end the locks that this process has on it.
-    """
-    with suppress(FileExistsError):
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+def _make_private(path: Path) -> None:
+    """SQLite makes the file for everybody, and those beside it like it. It is not opened here to be made otherwise:
+    closing it would end the locks that this process has on it."""
+    with suppress(PermissionError):  # another user's, which we may use all the same
+        path.chmod(0o600)
 
 
 def _read(key: str, value: Any) -> Any:
