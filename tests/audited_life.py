@@ -77,8 +77,9 @@ def run(config: Config, tracking_uri: str) -> dict[str, str]:
     """Passes until nothing happens any more."""
     parts = daemon(config, registry=MlflowRegistry(tracking_uri, config.artifacts_folder))
     parts.run()
+    states = parts.states
     parts.close()
-    return parts.states
+    return states
 
 
 def commands(said: Path) -> None:

@@ -24,6 +24,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from mqmk.daemon.bucket import Bucket
+from mqmk.daemon.config import Bucket as BucketSettings
 from mqmk.daemon.config_sources import load
 from mqmk.daemon.doctor import exposure
 from mqmk.daemon.errors import ConfigError, RegistryError
@@ -225,7 +226,7 @@ def test_a_name_that_is_no_plain_name_is_quarantined_and_opens_nothing(tmp_path:
     before = {each for each in tmp_path.rglob("*") if "bucket" in str(each)}
     for evil in ({"task": name}, {"shards": [fields["shards"][0] | {"name": f"{name}.tar"}]}):
         path.write_text(json.dumps(fields | evil))
-        parts = daemon(small_config(tmp_path))
+        parts = daemon(small_config(tmp_path, bucket=BucketSettings(url=str(tmp_path / "bucket"), settle_seconds=0)))
         parts.run()
         (task,) = parts.ledger.tasks()
         parts.close()

@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from fingerprints import marked_pool, picture, publish
@@ -55,7 +56,7 @@ def test_without_a_key_nothing_but_pages_and_health_is_answered(guarded):
         for method in methods:
             status = guarded.request(method, path.format(model="mqmk", version="1"), content=b"x").status_code
             assert (status == 401) is (path not in OPEN), (method, path, status)
-    for path in ("/nonsense", "/predict/", "//predict", "/v2/health/live/../../models/mqmk", "/PREDICT"):
+    for path in ("/nonsense", "/predict/", "/./predict", "/v2/health/live/../../models/mqmk", "/PREDICT"):
         assert guarded.post(path, content=picture(0)).status_code == 401
 
 
@@ -85,7 +86,11 @@ def test_what_a_stranger_sends_becomes_no_log_line_and_no_series(service, record
         told = client.post("/feedback", json={"id": answer["id"], "label": ESCAPES})
         assert told.status_code == 200 and told.json()["label"] == ESCAPES  # within JSON, where it is harmless
         assert "\x1b" not in told.text
-        for method, path in (("GET", f"/{ESCAPES}"), ("POST", "/predict?matcher=%1b%0a"), ("GET", "/%3Cscript%3E")):
+        for method, path in (
+            ("GET", f"/{quote(ESCAPES)}"),
+            ("POST", "/predict?matcher=%1b%0a"),
+            ("GET", "/%3Cscript%3E"),
+        ):
             reply = client.request(method, path, content=b"x")
             assert 400 <= reply.status_code < 500
             assert reply.headers["content-type"] == "application/json"
