@@ -4,7 +4,7 @@ BIN := .venv/bin
 PARTS := src/mqmk/matcher src/mqmk/learner src/mqmk/daemon src/mqmk/deploy
 DRAWINGS := build/package/src/drawings
 
-.PHONY: demo test lint bench kill-test chaos-test nodes-test swap-test observe-test pretrain clean
+.PHONY: demo test lint audit bench kill-test chaos-test fuzz-test fault-test soak-test nodes-test swap-test observe-test pretrain clean
 
 demo: .venv/installed
 	$(BIN)/mqmk-daemon demo
@@ -18,6 +18,14 @@ lint: .venv/installed
 	$(BIN)/mypy $(PARTS)
 	$(BIN)/lint-imports
 
+# Asks an advisory service about every pinned package; strict, because a package that cannot be looked up is no answer.
+audit: .venv/audit
+	.venv/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
+
+.venv/audit:
+	$(PYTHON) -m venv $@
+	$@/bin/pip install --quiet pip-audit==2.10.1
+
 bench: .venv/installed
 	$(BIN)/mqmk-daemon bench speed
 	$(BIN)/mqmk-daemon bench training
@@ -30,6 +38,20 @@ kill-test: .venv/installed
 # Ten minutes in which something random is killed every few seconds while tasks arrive and clients ask.
 chaos-test: .venv/installed
 	cd tests && ../$(BIN)/python chaos.py --seconds 600
+
+# Damaged tars, manifests, pictures, requests and task folders: accepted, rejected with a reason, or quarantined.
+CASES ?= 12000
+fuzz-test: .venv/installed
+	cd tests && ../$(BIN)/python mutations.py $(CASES) --keep ../build/mutations
+
+# Errors, lost answers, slow and cut lines between the daemon and bucket, MLflow and disk.
+fault-test: .venv/installed
+	MQMK_FAULT_TEST=full $(BIN)/python -m pytest -s tests/daemon/test_faults.py
+
+# The real daemon for hours: does memory, handles, threads, databases or metric series grow?
+HOURS ?= 2
+soak-test: .venv/installed
+	cd tests && ../$(BIN)/python soak.py --hours $(HOURS)
 
 # Four machines that share no folder (namespaces; needs root): versions over S3, a machine killed, another one unplugged.
 nodes-test: .venv/installed

@@ -123,8 +123,14 @@ class Service:
         while not self.stopping and (left := deadline - time.monotonic()) > 0:
             self.manager.alive()  # a pause may be longer than the watchdog's patience
             self._tend()
-            if self.bucket.wait(min(left, SLICE_SECONDS)) or self.ledger.changed_by_others() or self._under_way():
+            if self._stirred(min(left, SLICE_SECONDS)):
                 return
+
+    def _stirred(self, seconds: float) -> bool:
+        try:
+            return self.bucket.wait(seconds) or self.ledger.changed_by_others() or self._under_way()
+        except sqlite3.OperationalError:  # the next pass will say so; a pause is no place to die
+            return False
 
     def _tend(self) -> None:
         """In a pause, too: a dead Ray serves nobody."""

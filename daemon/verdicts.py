@@ -10,6 +10,9 @@ from mqmk.learner.errors import TaskRejected
 from mqmk.matcher.errors import MqmkError
 
 MOST_PARTS: Final = 64
+_OF_THE_MACHINE: Final = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ESTALE}
+)
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,8 @@ def judge(error: Exception, attempts: int, split: int, retry: Retry) -> TryAgain
         return GiveUp(error.code, str(error))
     if isinstance(error, BucketError):  # also what an operator must mend, such as a key that expired: the task is good
         return TryAgain(pause, str(error), part="bucket")
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return TryAgain(pause, f"{error.strerror}: {error.filename or 'the state directory'}", part="disk")
+    if trouble := _of_the_machine(error):
+        return TryAgain(pause, f"{trouble.strerror}: {trouble.filename or 'the state directory'}", part="disk")
     if attempts + 1 >= retry.attempts:
         return GiveUp("gave-up", f"gave up after {attempts + 1} tries; the last one: {reason}")
     if is_out_of_memory(error) and split < MOST_PARTS:
@@ -51,6 +54,15 @@ def judge(error: Exception, attempts: int, split: int, retry: Retry) -> TryAgain
     if isinstance(error, MqmkError):  # it says itself what is wrong, and the next try would say it again
         return GiveUp("failed", str(error))
     return TryAgain(pause, reason)
+
+
+def _of_the_machine(error: BaseException | None) -> OSError | None:
+    """The disk's or the system's own error behind this one, if there is one: it says nothing about the task."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+            return error
+        error = error.__cause__
+    return None
 
 
 def is_out_of_memory(error: Exception) -> bool:

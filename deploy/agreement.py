@@ -5,19 +5,17 @@ for every task, and a sample that would cost more than a little of one core is m
 """
 
 import logging
-import os
 import random
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mqmk.deploy.making_way import make_way
 from mqmk.deploy.pool_holder import Held
 from mqmk.matcher.matchers import match
 from mqmk.matcher.predictor import Prediction
@@ -45,7 +43,7 @@ class Agreement:
         self._vit, self._share, self._agreed, self._chance = vit, share, agreed, chance
         self._rest = (1 - most_time) / most_time
         self._free_at = 0.0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="agreement", initializer=_yield_to_requests)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="agreement", initializer=make_way, initargs=(10,))
 
     def sample(self, held: Held, image: Float[Tensor, "3 height width"], prediction: Prediction) -> None:
         """Perhaps compare an answer, with the pool that gave it; returns at once."""
@@ -72,8 +70,3 @@ class Agreement:
         finally:
             now = time.monotonic()
             self._free_at = now + self._rest * (now - began)
-
-
-def _yield_to_requests() -> None:
-    with suppress(OSError, AttributeError):  # on Linux a thread has its own niceness
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

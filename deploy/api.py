@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from mqmk.deploy.api_v2 import v2_routes
-from mqmk.deploy.doorman import Doorman, error_response, read_body, request_id_of
+from mqmk.deploy.doorman import Doorman, error_response, is_utf8, read_body, request_id_of
 from mqmk.deploy.errors import BadRequestError, RequestError, UnprocessableError
 from mqmk.deploy.keys import ApiKeys
 from mqmk.deploy.multipart import parse_multipart
@@ -71,7 +71,8 @@ _FEEDBACK_DOC = {
 
 def build_api(service: Service, keys: ApiKeys | None = None, *, echo_id: bool = True) -> FastAPI:
     """The ASGI application of one replica."""
-    app = FastAPI(title="mqmk-daemon", version=version("mqmk-daemon"), docs_url=None, redoc_url=None)
+    app = FastAPI(title="mqmk-daemon", version=version("mqmk-daemon"), docs_url=None, redoc_url=None,
+                  redirect_slashes=False)  # fmt: skip
     app.add_middleware(Doorman, keys=keys or ApiKeys(), echo_id=echo_id)
     app.add_middleware(RequestTally, measures=service.measures)  # the last one added is the outermost
     app.include_router(_predict_routes(service))
@@ -164,7 +165,7 @@ def _feedback(body: bytes) -> FeedbackIn:
     except (ValueError, RecursionError) as error:
         raise BadRequestError('expected JSON: {"id": "…", "label": "…"}') from error
     values = [fields.get(name) for name in ("id", "label")] if isinstance(fields, dict) else []
-    texts = [value for value in values if isinstance(value, str) and 1 <= len(value) <= LABEL_LENGTH]
+    texts = [value for value in values if isinstance(value, str) and 1 <= len(value) <= LABEL_LENGTH and is_utf8(value)]
     if len(texts) != 2:
         raise UnprocessableError('expected two texts: {"id": "…", "label": "…"}')
     return FeedbackIn(id=texts[0], label=texts[1])

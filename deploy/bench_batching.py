@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import torch
 from jaxtyping import Float
-from ray import serve
 from torch import Tensor
 
 from mqmk.deploy.batching import Batcher
@@ -74,6 +73,8 @@ async def _ours(compute: Any, wait: float, images: Tensor, clients: int, seconds
 
 
 async def _rays(compute: Any, wait: float, images: Tensor, clients: int, seconds: float) -> tuple[float, float]:
+    from ray import serve
+
     loop, thread = asyncio.get_running_loop(), ThreadPoolExecutor(1)
 
     @serve.batch(max_batch_size=MAX_BATCH, batch_wait_timeout_s=wait)

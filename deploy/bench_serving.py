@@ -6,9 +6,10 @@ same machine, so what they cost is part of every figure of HTTP.
 """
 
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -29,7 +30,7 @@ FEW, SOME, MANY = 1, 16, 32
 """Clients at once."""
 START_SECONDS: Final = 180.0
 SERVE, HAPROXY, OUR_API, LINES = "Ray Serve", "Ray Serve, HAProxy", "our API on uvicorn", "a few lines of FastAPI"
-ONE_PROCESS, PROCESSES = "predictor, one process", "predictor, a process for each core"
+WHOLE, EACH = "predictor, one process", "predictor, a process for each core"
 Turn = Callable[[], float | Asked]
 
 
@@ -45,6 +46,8 @@ class BenchSettings:
     rounds: int = 3
     seconds: float = 4.0
     """Of one turn."""
+    port: int = 0
+    """Of Ray Serve; 0 takes a free one."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +91,23 @@ class PartRow:
 class ServingReport:
     """Everything `--json` prints."""
 
-    rows: tuple[Row, ...]
-    parts: tuple[PartRow, ...]
-    batching: tuple[BatchingRow, ...]
-    bars: tuple[Bar, ...]
-    facts: dict[str, float]
+    rows: tuple[Row, ...] = ()
+    parts: tuple[PartRow, ...] = ()
+    batching: tuple[BatchingRow, ...] = ()
+    bars: tuple[Bar, ...] = ()
+    facts: Mapping[str, float] = field(default_factory=dict)
     """Ratios that nothing was promised about."""
+
+    def with_part(self, other: "ServingReport") -> "ServingReport":
+        """Both together."""
+        rounded = {name: round(value, 3) for name, value in other.facts.items()}
+        return ServingReport(
+            self.rows + other.rows,
+            self.parts + other.parts,
+            self.batching + other.batching,
+            self.bars + other.bars,
+            {**self.facts, **rounded},
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -133,43 +147,75 @@ class _Rounds:
                 yield _parts(self._backbone, name, asked)
 
 
-def measure_serving(settings: BenchSettings, folder: Path, progress: Callable[[str], None]) -> ServingReport:
-    """Measure everything in `folder`, which is left full; `progress` is told what begins."""
-    pictures = folder / "pictures"
+def measure_serving(
+    settings: BenchSettings, folder: Path, parts: Sequence[str], progress: Callable[[str], None]
+) -> ServingReport:
+    """Measure some of PARTS in `folder`, which is left full; `progress` is told what begins."""
+    pictures, settings = folder / "pictures", replace(settings, port=settings.port or _free_port())
     write_pictures(pictures)
-    progress(f"{settings.backbone}: the predictor and Ray Serve")
-    large = _against_the_predictor(settings, _serve_settings(settings, folder, settings.backbone), pictures)
-    progress("embedded: Ray Serve and plain servers")
-    ours = _serve_settings(settings, folder, EMBEDDED)
-    small = _against_plain_servers(settings, ours, pictures, SERVE)
-    progress("embedded: Ray Serve behind HAProxy and plain servers")
-    serving.shutdown()
-    private = replace(ours, haproxy=True, private=folder)
-    fronted = _against_plain_servers(settings, private, pictures, HAPROXY)
-    serving.shutdown()
-    progress("embedded: our batcher and serve.batch")
-    batching = _batching(settings, ours)
-    rows = (*large.rows(), *small.rows(), *(row for row in fronted.rows() if row.way == HAPROXY))
-    parts = (*large.parts(), *small.parts(), *(row for row in fronted.parts() if row.way == HAPROXY))
+    report = ServingReport()
+    for part in parts:
+        progress(part)
+        report = report.with_part(PARTS[part](settings, folder, pictures))
+        serving.shutdown()
+    return report
+
+
+def _predictor(settings: BenchSettings, folder: Path, pictures: Path) -> ServingReport:
+    name = settings.backbone
+    found = _against_the_predictor(settings, _serve_settings(settings, folder, name), pictures)
+    promise = f"{name}: {SERVE} at {SOME} clients, of the predictor in one process"
     facts = {
-        f"{settings.backbone}: {SERVE} over {PROCESSES}": large.ratio((SERVE, SOME), (PROCESSES, SOME)),
-        f"{settings.backbone}: {SERVE}, {MANY} clients over {FEW}": large.ratio((SERVE, MANY), (SERVE, FEW)),
-        f"embedded: {SERVE}, {MANY} clients over {FEW}": small.ratio((SERVE, MANY), (SERVE, FEW)),
-        f"embedded: {SERVE} over {OUR_API}": small.ratio((SERVE, SOME), (OUR_API, SOME)),
-        f"embedded: {SERVE} over {LINES}": small.ratio((SERVE, SOME), (LINES, SOME)),
-        f"embedded: {HAPROXY} over {OUR_API}": fronted.ratio((HAPROXY, SOME), (OUR_API, SOME)),
-        f"embedded: {HAPROXY} over {LINES}": fronted.ratio((HAPROXY, SOME), (LINES, SOME)),
+        f"{name}: {SERVE} at {SOME} clients, of a predictor for each core": found.ratio((SERVE, SOME), (EACH, SOME)),
+        f"{name}: {SERVE}, {MANY} clients over {FEW}": found.ratio((SERVE, MANY), (SERVE, FEW)),
     }
-    promise = f"{settings.backbone}: {SERVE} at {SOME} clients, of the predictor in one process"
-    bars = (at_least(promise, 0.85, large.ratio((SERVE, SOME), (ONE_PROCESS, SOME))),)
-    return ServingReport(rows, parts, tuple(batching), bars, {name: round(value, 3) for name, value in facts.items()})
+    bar = at_least(promise, 0.85, found.ratio((SERVE, SOME), (WHOLE, SOME)))
+    return ServingReport(tuple(found.rows()), tuple(found.parts()), bars=(bar,), facts=facts)
+
+
+def _plain(settings: BenchSettings, folder: Path, pictures: Path) -> ServingReport:
+    return _beside_plain_servers(settings, _serve_settings(settings, folder, EMBEDDED), pictures, SERVE)
+
+
+def _haproxy(settings: BenchSettings, folder: Path, pictures: Path) -> ServingReport:
+    served = replace(_serve_settings(settings, folder, EMBEDDED), haproxy=True, private=folder)
+    return _beside_plain_servers(settings, served, pictures, HAPROXY)
+
+
+def _batching(settings: BenchSettings, folder: Path, _: Path) -> ServingReport:
+    served = _serve_settings(settings, folder, EMBEDDED)
+    vit = load_backbone(served.backbone)
+    pool = publish_random_pool(served.pools, vit, settings.tasks)
+    matcher = choose_matcher(pool, served.budget, PredictSettings().match.shortlist)
+    seconds = settings.seconds / 2
+    rows = measure_batching(vit, pool, PredictSettings(matcher), (FEW, MANY), settings.rounds, seconds)
+    return ServingReport(batching=tuple(rows))
+
+
+PARTS: Final[Mapping[str, Callable[[BenchSettings, Path, Path], ServingReport]]] = {
+    "predictor": _predictor,
+    "plain": _plain,
+    "haproxy": _haproxy,
+    "batching": _batching,
+}
+"""What can be measured: each stands for itself."""
+
+
+def _beside_plain_servers(settings: BenchSettings, served: ServeSettings, pictures: Path, name: str) -> ServingReport:
+    found = _against_plain_servers(settings, served, pictures, name)
+    facts = {f"embedded: {name}, {MANY} clients over {FEW}": found.ratio((name, MANY), (name, FEW))}
+    for other in (OUR_API, LINES):
+        for clients in (FEW, SOME):
+            label = f"embedded: {name} at {clients} clients, of {other}"
+            facts[label] = found.ratio((name, clients), (other, clients))
+    return ServingReport(tuple(found.rows()), tuple(found.parts()), facts=facts)
 
 
 def _serve_settings(settings: BenchSettings, folder: Path, backbone: str) -> ServeSettings:
     pools = folder / backbone / "pools"
     weights = settings.weights if backbone != EMBEDDED else "hub"
     publish_random_pool(pools, load_backbone(backbone, weights=weights), settings.tasks)
-    return ServeSettings(pools, port=_free_port(), replicas=settings.cores, backbone=backbone, weights=weights)
+    return ServeSettings(pools, port=settings.port, replicas=settings.cores, backbone=backbone, weights=weights)
 
 
 def _against_the_predictor(settings: BenchSettings, served: ServeSettings, pictures: Path) -> _Rounds:
@@ -179,8 +225,8 @@ def _against_the_predictor(settings: BenchSettings, served: ServeSettings, pictu
         whole = stack.enter_context(predictors(alone, 1, settings.cores, SOME))
         each = stack.enter_context(predictors(alone, settings.cores, 1, SOME // settings.cores))
         ways: dict[tuple[str, int], Turn] = {
-            (ONE_PROCESS, SOME): partial(whole.rate, settings.seconds),
-            (PROCESSES, SOME): partial(each.rate, settings.seconds),
+            (WHOLE, SOME): partial(whole.rate, settings.seconds),
+            (EACH, SOME): partial(each.rate, settings.seconds),
         }
         ways |= _asking(SERVE, served.url, (SOME, MANY, FEW), settings, pictures)
         return _Rounds(served.backbone, ways, settings.rounds)
@@ -195,14 +241,6 @@ def _against_plain_servers(settings: BenchSettings, served: ServeSettings, pictu
             url = stack.enter_context(plain_server(kind, plain))
             ways |= _asking(title, url, (SOME, MANY, FEW), settings, pictures)
         return _Rounds(served.backbone, ways, settings.rounds)
-
-
-def _batching(settings: BenchSettings, served: ServeSettings) -> list[BatchingRow]:
-    vit = load_backbone(served.backbone)
-    pool = publish_random_pool(served.pools, vit, settings.tasks)
-    matcher = choose_matcher(pool, served.budget, PredictSettings().match.shortlist)
-    seconds = settings.seconds / 2
-    return measure_batching(vit, pool, PredictSettings(matcher), (FEW, MANY), settings.rounds, seconds)
 
 
 def _serve(settings: ServeSettings) -> None:
@@ -230,8 +268,6 @@ def _parts(backbone: str, way: str, asked: Sequence[Asked]) -> PartRow:
 
 
 def _free_port() -> int:
-    import socket
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

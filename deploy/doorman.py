@@ -60,7 +60,13 @@ def error_response(error: RequestError) -> JSONResponse:
         headers["Retry-After"] = str(error.retry_after)
     if isinstance(error, UnauthorizedError):
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse({"error": str(error)}, error.status, headers)
+    said = str(error).encode("utf-8", "backslashreplace").decode()  # it may quote what no answer can hold
+    return JSONResponse({"error": said}, error.status, headers)
+
+
+def is_utf8(text: str) -> bool:
+    """Whether an answer can hold it: JSON can say half a surrogate pair, UTF-8 cannot."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 async def read_body(request: Request, most: int) -> bytes:

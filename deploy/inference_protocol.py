@@ -23,6 +23,7 @@ from mqmk.deploy.service import Answered, Picture
 MODEL: Final = "mqmk"
 INPUT: Final = {"name": "image", "datatype": "BYTES", "shape": [-1]}
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
+_TEXT: Final = 128  # characters; ids are remembered for feedback, so that long ones would fill the memory
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ def parse_infer(
         request_id, matcher = fields.get("id"), parameters.get("matcher")
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError) as error:
         raise BadRequestError(f"not an inference request of version 2: {type(error).__name__}: {error}") from error
-    if not all(value is None or isinstance(value, str) for value in (request_id, matcher)):
-        raise BadRequestError("expected strings as id and as the parameter matcher")
+    if not all(value is None or (isinstance(value, str) and len(value) <= _TEXT) for value in (request_id, matcher)):
+        raise BadRequestError(f"expected strings of at most {_TEXT} characters as id and as the parameter matcher")
     return InferRequest(request_id or None, pictures, outputs, matcher)
 
 
@@ -104,7 +105,8 @@ def render_infer(request: InferRequest, request_id: str, answers: Sequence[Answe
 def _split(body: bytes, header_length: str | None) -> tuple[bytes, bytes]:
     if header_length is None:
         return body, b""
-    if not (header_length.isascii() and header_length.isdigit() and int(header_length[:12]) <= len(body)):
+    number = header_length.isascii() and header_length.isdigit() and len(header_length) <= 12
+    if not number or int(header_length) > len(body):
         raise BadRequestError(f"{HEADER_LENGTH}: expected a number up to {len(body)}, got {header_length[:20]!r}")
     return body[: int(header_length)], body[int(header_length) :]
 

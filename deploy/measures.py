@@ -7,12 +7,12 @@ what is under way, feedback, drift. No number of a picture is kept beyond the bi
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from mqmk.deploy.feedback import Told
-from mqmk.deploy.metric_names import NO_MATCHER, OTHER, ROUTES, VERDICTS, task_labels
+from mqmk.deploy.metric_names import NO_MATCHER, OTHER, ROUTES, VERDICTS
 from mqmk.deploy.pool_holder import Held
 from mqmk.deploy.replica_metrics import Metrics
 from mqmk.deploy.settings import ServeSettings
@@ -71,6 +71,7 @@ class Measures:
         self._every, self._clock, self._exported = every_seconds, clock, float("-inf")
         self._followed: _Followed | None = None
         self._told: Counter[tuple[str, str]] = Counter()
+        self._names: set[str] = set()
 
     def request(self, route: str, code: str, matcher: str, seconds: float) -> None:
         """A request was answered. Refusals are quick, and would make the time of answers look better than it is."""
@@ -132,8 +133,14 @@ class Measures:
         self._metrics.flush()
 
     def _labels(self, held: Held) -> Mapping[str, str]:
-        names = (task.name for task in held.pool.tasks)
-        return held.pool.remember("task labels", lambda: task_labels(names, self._settings.task_labels))
+        return held.pool.remember("task labels", lambda: self._named([task.name for task in held.pool.tasks]))
+
+    def _named(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Tasks that had a series keep it, even while they are forgotten: Ray shows a series until the replica ends."""
+        for name in names:
+            if len(self._names) < self._settings.task_labels:
+                self._names.add(name)
+        return {name: name if name in self._names else OTHER for name in names}
 
     def _look_for_drift(self, held: Held, prediction: Prediction, usual: TaskReference) -> None:
         followed = self._followed

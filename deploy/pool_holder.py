@@ -6,7 +6,6 @@ roll-back costs one look at the pointer.
 """
 
 import logging
-import os
 import threading
 import time
 from collections import Counter
@@ -17,6 +16,7 @@ from typing import Final, Literal
 
 import torch
 
+from mqmk.deploy.making_way import make_way
 from mqmk.matcher import golden
 from mqmk.matcher.calibration import Confidence, confidence_of
 from mqmk.matcher.errors import PoolError
@@ -227,8 +227,7 @@ class Watcher:
         self._thread.join()
 
     def _run(self) -> None:
-        with suppress(OSError):  # requests come first while a pool is loaded; on Linux a thread has its own niceness
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
+        make_way(by=5)
         while not self._end.is_set():
             self._holder.look()
             self._looked()

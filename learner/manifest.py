@@ -32,6 +32,7 @@ MAX_NAME: Final = 200
 _SAFE_NAME = re.compile(r"\w[\w .,+=@()-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _INDEX = re.compile(r"[0-9]{1,9}")
+_HOLDOUT = "holdout as a fraction from 0 to below 1"
 _JSON_NAMES = {dict: "a JSON object", list: "a JSON list", str: "a string", int: "an integer"}
 
 
@@ -99,6 +100,7 @@ def parse_manifest(data: bytes) -> Manifest:
         _typed(name, str, "a class")
     holdout = fields.pop("holdout", DEFAULT_HOLDOUT)
     _expect(type(holdout) in (int, float), "holdout as a number", holdout)
+    _expect(0 <= holdout < 1, _HOLDOUT, holdout)  # before it becomes a float: an integer may be too large for that
     classes, shards = tuple(fields.pop("classes")), tuple(map(_shard, fields.pop("shards")))
     return Manifest(classes=classes, shards=shards, holdout=float(holdout), **fields)
 
@@ -154,9 +156,9 @@ def _check(manifest: Manifest) -> None:
         _check_shard(shard)
     _expect_no_twin((shard.name for shard in manifest.shards), "shard name")
     _expect_no_twin((shard.sha256 for shard in manifest.shards), "shard content")
-    _expect(len(manifest.created) <= 64, "a date in created", manifest.created)
+    _expect(len(manifest.created) <= 64 and manifest.created.isprintable(), "a date in created", manifest.created)
     _expect(manifest.completeness in COMPLETENESS, f"completeness as one of {COMPLETENESS}", manifest.completeness)
-    _expect(0 <= manifest.holdout < 1, "holdout as a fraction from 0 to below 1", manifest.holdout)
+    _expect(0 <= manifest.holdout < 1, _HOLDOUT, manifest.holdout)
 
 
 def _check_shard(shard: Shard) -> None:

@@ -91,8 +91,9 @@ class Streamed:
         stream = iter(self.read(seed))
         if balanced:
             stream = self._balanced(stream, random.Random(seed))
-        while part := list(islice(stream, size)):
-            yield as_batch(part, self.info)
+        small = ((crop_to_size(image, self.info), label) for image, label in stream)
+        while part := list(islice(small, size)):  # each cropped as it comes: a batch of photographs would be gigabytes
+            yield as_batch(part)
 
     def _balanced(self, stream: Iterator[Decoded], dice: random.Random) -> Iterator[Decoded]:
         """Repeat or drop pictures at random so that every class is expected equally often."""
@@ -114,9 +115,9 @@ class Task:
     manifest_sha256: str = ""
 
 
-def as_batch(part: list[Decoded], info: BackboneInfo) -> Batch:
-    """Decoded pictures at the backbone's size."""
-    pixels = np.stack([np.asarray(crop_to_size(image, info)) for image, _ in part])  # [batch, h, w, 3]
+def as_batch(part: list[Decoded]) -> Batch:
+    """Pictures of the backbone's size."""
+    pixels = np.stack([np.asarray(image) for image, _ in part])  # [batch, h, w, 3]
     labels = torch.tensor([label for _, label in part])
     return Batch(torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), labels)
 

@@ -18,6 +18,12 @@ from mqmk.matcher.errors import ImageError
 from mqmk.matcher.prompted_vit import BackboneInfo
 
 FORMATS = ("JPEG", "PNG", "WEBP")
+MOST_SIDE = 65_535
+"""JPEG's own limit. A PNG of one pixel by millions costs gigabytes of row tables and minutes of resizing."""
+LONGEST = 16
+"""Times as long as wide: of a longer picture only the middle is resized. A strip of one pixel by a million would become
+gigabytes while its shorter side is made as large as the backbone's input, and nearly all of them would be cut off."""
+_BAND = 2**20  # pixels
 _PILLOW = r"PIL\."
 _filters = threading.Lock()
 
@@ -41,16 +47,18 @@ def decode(data: bytes, limits: ImageLimits | None = None) -> Image.Image:
     with _only_image_errors(data), Image.open(io.BytesIO(data), formats=FORMATS) as image:
         if image.width * image.height > limits.pixels:
             raise ImageError(f"expected at most {limits.pixels:,} pixels, got {image.width} x {image.height}")
+        if max(image.size) > MOST_SIDE:
+            raise ImageError(f"expected at most {MOST_SIDE:,} pixels on a side, got {image.width} x {image.height}")
         image.load()
         return _as_rgb(ImageOps.exif_transpose(image))
 
 
 def pixel_count(data: bytes) -> int:
-    """From the header only; 0 if it is unreadable, and for Pillow's own bomb alarm more than any limit."""
+    """From the header only; 0 if it is unreadable; more than any limit for a side that is too long."""
     with suppress(ImageError), _only_image_errors(data):
         try:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                return image.width * image.height
+                return image.width * image.height if max(image.size) <= MOST_SIDE else sys.maxsize
         except Image.DecompressionBombError:
             return sys.maxsize
     return 0
@@ -86,22 +94,38 @@ def _pass_over_remarks() -> None:
 
 def _as_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # 16 bit grey: Pillow's own conversion would clip to white
-        grey = np.asarray(image.convert("I"), dtype=np.int64).clip(0, 65535) >> 8
-        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+        return image.convert("I").point([grey >> 8 for grey in range(2**16)], "L").convert("RGB")
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        seen = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
+        return _on_white_paper(image)
     return image.convert("RGB")
+
+
+def _on_white_paper(image: Image.Image) -> Image.Image:
+    """Band by band: in one go, a picture of 40 million pixels would be held five times over."""
+    paper = Image.new("RGB", image.size)
+    height = max(1, _BAND // image.width)
+    for top in range(0, image.height, height):
+        seen = image.crop((0, top, image.width, min(image.height, top + height))).convert("RGBA")
+        paper.paste(Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB"), (0, top))
+    return paper
 
 
 def crop_to_size(image: Image.Image, info: BackboneInfo) -> Image.Image:
     """Resize the shorter side and cut out the centre, at the backbone's size."""
-    size = info.image_size
+    image, size = _middle(image), info.image_size
     scale = round(size / info.crop) / min(image.size)
     wanted = (max(size, round(image.width * scale)), max(size, round(image.height * scale)))
     resized = image if image.size == wanted else image.resize(wanted, Image.Resampling.BICUBIC)
     left, top = (resized.width - size) // 2, (resized.height - size) // 2
     return resized.crop((left, top, left + size, top + size))
+
+
+def _middle(image: Image.Image) -> Image.Image:
+    most = LONGEST * min(image.size)
+    if max(image.size) <= most:
+        return image
+    left, top = (max(0, (side - most) // 2) for side in image.size)
+    return image.crop((left, top, left + min(image.width, most), top + min(image.height, most)))
 
 
 def normalise(

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from chaos_account import Row, explained, silences, table, went_back, windows, wrong_answers
 from chaos_clients import Clients, pictures
-from chaos_kills import BAG, LONG_BAG, Kill, Kind, Look, look, throws
+from chaos_kills import BAG, LONG_BAG, Kill, Kind, Look, Throw, look, throws
 from outside_checker import problems
 from PIL import Image
 from ports import free_port
@@ -86,10 +86,12 @@ class Chaos:
             self._pass_time(3.0)
 
     def _throw(self) -> None:
-        """Every throw hits: one that finds nobody of its kind alive waits for one to be born."""
+        """Every throw hits: one that finds nobody of its kind alive lets the next ones go first."""
+        coming = throws(self.seed, self.seconds, LONG_BAG if self.seconds >= LONG else BAG)
         drop_at = time.time()
-        for throw in throws(self.seed, self.seconds, LONG_BAG if self.seconds >= LONG else BAG):
-            self._until(lambda kind=throw.kind: self.looks[-1].pids[kind], QUIET_SECONDS, f"a {throw.kind} is alive")
+        while coming:
+            self._until(lambda: self._hits(coming), QUIET_SECONDS, f"one of {[each.kind for each in coming]} is alive")
+            throw = coming.pop(coming.index(self._hits(coming)[0]))
             self._kill(throw.kind, throw.which)
             next_at = time.time() + throw.pause
             while (now := time.time()) < next_at:
@@ -97,6 +99,9 @@ class Chaos:
                     self.drop()
                     drop_at = now + self.every
                 self._turn()
+
+    def _hits(self, coming: list[Throw]) -> list[Throw]:
+        return [throw for throw in coming if self.looks[-1].pids[throw.kind]]
 
     def drop(self) -> None:
         """Another task of two classes of sketches."""

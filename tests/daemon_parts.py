@@ -87,10 +87,14 @@ class Parts:
 
 
 def daemon(
-    config: Config, *, registry: Registry | None = None, workers: Callable[[Config], Workers] | None = None
+    config: Config,
+    *,
+    registry: Registry | None = None,
+    workers: Callable[[Config], Workers] | None = None,
+    ledger: Callable[[Path], Ledger] = Ledger,
 ) -> Parts:
     """A daemon on the configured state directory; made again, it is the same daemon after a restart."""
-    files, ledger = StateFiles(config.state.dir), Ledger(config.ledger_file)
+    files, ledger = StateFiles(config.state.dir), ledger(config.ledger_file)
     bucket = Bucket(config.bucket_url, settle_seconds=config.bucket.settle_seconds)
     bucket.prepare()
     registry, serving = registry or MemoryRegistry(), Replicas()

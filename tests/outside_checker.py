@@ -22,14 +22,14 @@ def problems(state: Path, bucket: Path, mlflow: Path | None = None) -> list[str]
         versions = [dict(row) for row in db.execute("SELECT * FROM versions ORDER BY version")]
         anew = {row[0] for row in db.execute("SELECT task FROM events WHERE event IN ('task.stale', 'task.retried')")}
         pending = db.execute("SELECT count(*) FROM commands WHERE state = 'PENDING'").fetchone()[0]
-    pools = _pools(state / "pools")
+    kept = pools(state / "pools")
     found = [f"{pending} commands were not acted on"] if pending else []
-    found += _tasks(tasks, bucket) + _versions(versions, pools, state) + _served(tasks, pools, state)
-    found += _trained_once(pools, {task["identity"] for task in tasks if task["id"] in anew})
+    found += _tasks(tasks, bucket) + _versions(versions, kept, state) + _served(tasks, kept, state)
+    found += _trained_once(kept, {task["identity"] for task in tasks if task["id"] in anew})
     return found + (_mlflow(mlflow, versions, state) if mlflow else [])
 
 
-def _pools(folder: Path) -> dict[int, dict[str, Any]]:
+def pools(folder: Path) -> dict[int, dict[str, Any]]:
     """Version -> card, with the hash of every task's tensors."""
     found: dict[int, dict[str, Any]] = {}
     for path in folder.iterdir():

@@ -1,6 +1,7 @@
 """`mqmk-daemon bench serving`: how fast the service answers, on a Ray of its own."""
 
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +14,9 @@ import click
 if TYPE_CHECKING:
     from mqmk.deploy.bench_serving import ServingReport
 
+PARTS = ("predictor", "plain", "haproxy", "batching")
+"""As bench_serving.PARTS, whose import is slow."""
+
 
 @click.command()
 @click.option("--backbone", default="deit_tiny_patch16_224", show_default=True, help="A timm ViT.")
@@ -20,14 +24,17 @@ if TYPE_CHECKING:
 @click.option("--tasks", type=click.IntRange(min=1), default=10, show_default=True)
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option("--seconds", type=click.FloatRange(min=0.5), default=4.0, show_default=True, help="Of one turn.")
+@click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="May be repeated. [default: all]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document; progress goes to standard error.")
-def serving(backbone: str, weights: str, tasks: int, rounds: int, seconds: float, as_json: bool) -> None:
+def serving(
+    backbone: str, weights: str, tasks: int, rounds: int, seconds: float, parts: tuple[str, ...], as_json: bool
+) -> None:
     """Time the service against the predictor alone and against plain servers. Exits with 1 if a promise fails."""
     from mqmk.deploy.bench_serving import BenchSettings, measure_serving
 
     settings = BenchSettings(backbone, weights, tasks, rounds=rounds, seconds=seconds)
     with _private_ray(settings.cores) as folder:
-        report = measure_serving(settings, folder, lambda line: click.echo(line, err=True))
+        report = measure_serving(settings, folder, parts or PARTS, lambda line: click.echo(line, err=True))
     if as_json:
         click.echo(json.dumps(report.as_json(), indent=2))
     else:
@@ -43,6 +50,7 @@ def _private_ray(cores: int) -> Iterator[Path]:
     from mqmk.daemon.ray_command import RayHeadSettings
     from mqmk.daemon.ray_head import ensure_head, stop_head
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the head ends, too
     with tempfile.TemporaryDirectory(prefix="mqb-", dir="/tmp") as name:
         folder = Path(name)
         try:

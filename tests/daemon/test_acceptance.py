@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from daemon_parts import class_folders, drop
+from exposure import files_with, open_files, ways_in
 from outside_checker import problems
 from ports import free_port
 from running_daemon import RunningDaemon
@@ -67,6 +68,7 @@ def test_the_same_on_a_real_s3_server(product: RunningDaemon, s3: S3) -> None:
 
     live(product, upload)
     assert s3.files.exists(f"{url.removeprefix('s3://')}/tasks/sea/_LEARNED"), "the shards are tagged"
+    assert files_with(s3.environment()["AWS_SECRET_ACCESS_KEY"], product.folder, product.state) == []
 
 
 def live(product: RunningDaemon, upload: Upload) -> None:
@@ -92,6 +94,10 @@ def live(product: RunningDaemon, upload: Upload) -> None:
     assert ask(product, "birds", "owl")["pool_version"] == 3
     versions = json.loads(product.run("versions", "--json").stdout)
     assert [row["version"] for row in versions] == [1, 2, 3]
+
+    assert product.process
+    assert ways_in(product.state, product.process.pid, known=[int(product.settings["serve.port"])]) == {}
+    assert open_files(product.state) == {}
 
     second = product.run("start", check=False)
     assert second.returncode == 1 and "already" in second.stderr

@@ -18,6 +18,7 @@ def main(pools: str, temp: str, given: str) -> None:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # loopback, as the daemon's head
+        "RAY_worker_niceness": "0",  # as there, too
     }
     import ray
 
@@ -27,9 +28,9 @@ def main(pools: str, temp: str, given: str) -> None:
     defaults = {"num_cpus": 0.2, "max_queue": 64, "retry_seconds": 1.0, "private": Path(temp)}
     settings = ServeSettings(Path(pools), **(defaults | json.loads(given)))
     ray.init(
-        num_cpus=2, namespace="mqmk", _temp_dir=temp, object_store_memory=100 * 2**20, include_dashboard=False,
-        log_to_driver=False, _system_config={"metrics_report_interval_ms": 2000},
-    )  # fmt: skip
+        num_cpus=2, num_gpus=1, namespace="mqmk", _temp_dir=temp, object_store_memory=100 * 2**20,
+        include_dashboard=False, log_to_driver=False, _system_config={"metrics_report_interval_ms": 2000},
+    )  # fmt: skip # the GPU is one that Ray believes in; whether there is one, replicas ask torch
     try:
         serving.deploy(settings)
         serving.wait_until_live(settings, 240)

@@ -442,3 +442,27 @@ def test_settings_refuse_an_open_door(tmp_path):
     assert ServeSettings(tmp_path, host="0.0.0.0", anonymous=True).url == "http://127.0.0.1:8000"
     one = ServeSettings(tmp_path)
     assert one.digest("1") == replace(one).digest("1") != replace(one, max_batch=4).digest("1")
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "body", "status"),
+    [
+        ("/feedback", {}, b'{"id": "told", "label": "\\ud800"}', 422),
+        ("/v2/models/mqmk/infer", {"Inference-Header-Content-Length": "0" * 12 + "9" * 5000}, b"{}", 400),
+        ("/v2/models/mqmk/infer", {}, b'{"inputs": [{"name": "image", "datatype": "\\ud800", "shape": [1]}]}', 400),
+        ("/predict/", {}, PICTURE, 404),
+    ],
+    ids=["half a letter", "a long number", "half a letter in the answer", "a slash too many"],
+)
+def test_what_cannot_be_told_back_is_refused_and_not_an_unexpected_error(client, path, headers, body, status):
+    client.post("/predict", content=PICTURE, headers={"X-Request-Id": "told"})
+    answer = client.post(path, content=body, headers=headers, follow_redirects=False)
+    assert (answer.status_code, list(answer.json())) == (status, ["error"])
+
+
+def test_an_id_that_would_fill_the_memory_is_refused(client):
+    encoded = base64.b64encode(PICTURE).decode()
+    tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "data": [encoded]}
+    assert infer(client, tensor, id="x" * 128).status_code == 200
+    answer = infer(client, tensor, id="x" * 129)
+    assert (answer.status_code, "at most 128 characters" in answer.json()["error"]) == (400, True)

@@ -18,6 +18,7 @@ def test_replicas_come_with_the_load_hold_current_when_they_are_ready_and_go_wit
     pools, vit = tmp_path / "pools", load_backbone()
     publish(pools, marked_pool(vit, 1), 1)
     scaling = {"max_replicas": 2, "target_requests": 1.0, "scale_up_seconds": 1.0, "scale_down_seconds": 5.0}
+    scaling |= {"num_gpus": 0.5}  # so far as Ray counts them: two replicas fit on one
     with running_service(pools, replicas=1, **scaling) as running:
         first = running.reports[0].replica_id
         began = time.monotonic()

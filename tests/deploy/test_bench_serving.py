@@ -7,12 +7,13 @@ from mqmk.deploy.bench_clients import Asked, ask
 from mqmk.deploy.bench_inputs import publish_random_pool, random_pool, write_pictures
 from mqmk.deploy.bench_plain import plain_server
 from mqmk.deploy.bench_predictor import PredictorSettings, predictors
-from mqmk.deploy.bench_serving import _Rounds
 from mqmk.deploy.errors import ServeError
 from mqmk.deploy.settings import ServeSettings
 from mqmk.matcher.backbone import load_backbone
 from mqmk.matcher.images import decode
 from mqmk.matcher.predictor import PredictSettings
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # importing ray.serve
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,8 @@ def asked(rate: float) -> Asked:
 
 
 def test_ratios_are_medians_within_rounds():
+    from mqmk.deploy.bench_serving import _Rounds
+
     ours, theirs = iter([asked(100.0), asked(10.0), asked(50.0)]), iter([50.0, 10.0, 50.0])
     found = _Rounds("small", {("ours", 1): lambda: next(ours), ("theirs", 16): lambda: next(theirs)}, 3)
     assert found.ratio(("ours", 1), ("theirs", 16)) == 1.0
@@ -69,3 +72,10 @@ def test_ratios_are_medians_within_rounds():
     (parts,) = found.parts()
     assert (parts.total, parts.answer, parts.outside) == (20.0, 1.5, 12.0)
     assert parts.beyond_the_model == 15.0
+
+
+def test_the_command_offers_every_part():
+    from mqmk.daemon.commands.bench_serving import PARTS as OFFERED
+    from mqmk.deploy.bench_serving import PARTS
+
+    assert tuple(PARTS) == OFFERED

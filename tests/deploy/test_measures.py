@@ -301,6 +301,17 @@ def test_tasks_beyond_the_limit_share_a_label(vit, pools):
     assert replica.told.gauges["mqmk_drift_window_images", OTHER] == 1
 
 
+def test_tasks_that_come_and_go_never_have_more_series_than_allowed(vit, pools):
+    replica = Replica(vit, pools, task_labels=5)
+    for version in range(2, 8):  # each with a task of its own and without that of the version before
+        publish(pools, calibrated_pool(vit, version), version)
+        replica.holder.look()
+        replica.service.export()
+    labels = {series[1] for series in replica.told.counters if series[0] == "mqmk_answers_total"}
+    assert labels == {"kept0", "kept1", "kept2", "task-v2", "task-v3", OTHER}
+    replica.service.close()
+
+
 def sampled(vit, pools, prediction_of, **changes):
     """What `Agreement` says about the answers that `prediction_of` changes."""
     holder, found = PoolHolder(PoolStore(pools), vit, PredictSettings()), []

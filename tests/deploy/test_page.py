@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from fingerprints import empty_pool, marked_pool, picture, publish
+from fingerprints import empty_pool, marked_pool, picture, publish, task
 from plain_server import served
 
 from mqmk.matcher.backbone import load_backbone
@@ -85,6 +85,37 @@ def test_a_chosen_file_is_answered_on_a_phone_in_the_dark(page, vit, tmp_path):
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         page.locator("#matcher").select_option("mqmk-ei")
         playwright.expect(page.locator("#how")).to_contain_text("mqmk-ei, 2 queries")
+
+
+HAND_OVER = """([event, field, bytes]) => {
+  const given = new DataTransfer();
+  given.items.add(new File([new Uint8Array(bytes)], "a.png", {type: "image/png"}));
+  const options = {bubbles: true, cancelable: true, [field]: given};
+  dispatchEvent(event === "drop" ? new DragEvent(event, options) : new ClipboardEvent(event, options));
+}"""
+
+
+@pytest.mark.parametrize(("event", "field"), [("drop", "dataTransfer"), ("paste", "clipboardData")])
+def test_a_picture_that_is_dropped_or_pasted_is_shown_and_answered(page, vit, tmp_path, event, field):
+    publish(tmp_path, marked_pool(vit, 1), 1)
+    with served(vit, tmp_path) as url:
+        page.goto(url)
+        page.evaluate(HAND_OVER, [event, field, list(picture())])
+        playwright.expect(page.locator("#label")).to_contain_text("label-v1-")
+        playwright.expect(page.locator("#paper")).to_have_attribute("data-picture", "1")
+
+
+def test_names_that_look_like_markup_stay_text(page, vit, tmp_path):
+    names = ("<img src=x onerror='run = 1'>", "<script>run = 1</script>")
+    publish(tmp_path, empty_pool(vit).with_task(task("evil", names, vit, seed=1)), 1)
+    with served(vit, tmp_path) as url:
+        page.goto(url)
+        playwright.expect(page.locator("#tasks")).to_contain_text(", ".join(names))
+        draw(page)
+        playwright.expect(page.locator("#top")).to_contain_text(names[0])
+        assert page.locator("#label").text_content() in names
+        assert page.locator("img, body script ~ script").count() == 0
+        assert page.evaluate("typeof run") == "undefined"
 
 
 def test_before_anything_is_learned_the_page_says_so(page, vit, tmp_path):

@@ -6,6 +6,7 @@ import struct
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -213,3 +214,23 @@ def test_the_centre_is_cropped_and_normalised():
 @pytest.mark.parametrize("size", [(1, 1), (3, 500), (500, 3)])
 def test_odd_sizes_still_give_a_full_picture(size):
     assert prepare(Image.new("RGB", size), INFO).shape == (3, 32, 32)
+
+
+@pytest.mark.parametrize("size", [(1, 65_535), (65_535, 1), (3, 50_000)])
+def test_of_a_strip_only_the_middle_is_made_larger(size):
+    image = Image.new("RGB", size, "red")
+    image.paste("white", (size[0] // 2 - 50, size[1] // 2 - 50, size[0] // 2 + 50, size[1] // 2 + 50))
+    large = replace(INFO, image_size=224)  # resized as a whole it would be 15 million pixels long: 10 gigabytes
+    assert prepare(image, large).unique().tolist() == pytest.approx([2.0], abs=1e-4)
+
+
+def test_a_side_that_no_camera_has_is_refused():
+    data = saved(Image.new("L", (1, 65_536)), "PNG")
+    with pytest.raises(ImageError, match="expected at most 65,535 pixels on a side, got 1 x 65536"):
+        decode(data)
+    assert pixel_count(data) > 10**9
+
+
+def test_transparency_is_the_same_in_every_band_of_a_large_picture():
+    paper = Image.new("RGBA", (1200, 1800), (255, 0, 0, 128))  # two bands
+    assert decode(saved(paper, "PNG")).getcolors() == [(1200 * 1800, (255, 127, 127))]

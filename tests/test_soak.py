@@ -1,0 +1,70 @@
+"""The soak test computes its slopes rightly and says so when something grows; and a short run of it works."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from slopes import slope
+from soak import Sample, table
+
+TESTS = Path(__file__).parent
+MINUTES = [60.0 * number for number in range(120)]
+
+
+def test_a_line_has_its_slope_and_no_error() -> None:
+    found = slope(MINUTES, [100 + 0.5 * minute for minute in range(120)])
+    assert found.per_hour == pytest.approx(30.0)
+    assert found.error == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_error_of_a_slope_is_as_large_as_slopes_of_noise_are() -> None:
+    dice = random.Random(0)
+    found = [slope(MINUTES, [dice.gauss(0, 1) for _ in MINUTES]) for _ in range(300)]
+    surprises = sum(abs(each.per_hour) > 2 * each.error for each in found)
+    assert 3 <= surprises <= 30  # of 300; 5 % are expected
+
+
+def test_samples_that_are_like_their_neighbours_make_a_slope_less_sure() -> None:
+    dice, value, walk, noise = random.Random(0), 0.0, [], []
+    for _ in MINUTES:
+        value = 0.9 * value + dice.gauss(0, 1)
+        walk.append(value)
+        noise.append(dice.gauss(0, 1 / (1 - 0.9**2) ** 0.5))  # as wide as the walk
+    assert slope(MINUTES, walk).error > 2 * slope(MINUTES, noise).error
+
+
+def test_something_that_grows_is_told_and_something_that_does_not_is_not() -> None:
+    dice = random.Random(0)
+    samples = [
+        Sample(at, 0, {"daemon, MiB": 500 + dice.gauss(0, 2), "replicas, MiB": 300 + at / 60 + dice.gauss(0, 2)})
+        for at in MINUTES
+    ]
+    assert [(row.what, row.is_too_steep) for row in table(samples, 0)] == [
+        ("daemon, MiB", False), ("replicas, MiB", True)
+    ]  # fmt: skip
+
+
+def test_what_grows_only_while_it_warms_up_is_not_told() -> None:
+    samples = [Sample(at, 0, {"daemon, MiB": min(at, 1200.0)}) for at in MINUTES]
+    assert table(samples, 0)[0].is_too_steep
+    assert not table(samples, 1200)[0].is_too_steep
+
+
+def test_databases_may_grow_with_the_tasks_that_they_remember() -> None:
+    many = [Sample(at, int(at / 60), {"ledger, kB": 100 * at / 60}) for at in MINUTES]
+    none = [Sample(at, 0, {"ledger, kB": 100 * at / 60}) for at in MINUTES]
+    assert not table(many, 0)[0].is_too_steep
+    assert table(none, 0)[0].is_too_steep
+
+
+@pytest.mark.timeout(400)
+def test_a_minute_of_the_real_daemon_loses_no_request_and_every_slope_is_told(tmp_path: Path) -> None:
+    options = {"--hours": 60 / 3600, "--every": 3, "--task-seconds": 15, "--warm-up": 25, "--keep": tmp_path}
+    command = [sys.executable, str(TESTS / "soak.py"), *(str(part) for pair in options.items() for part in pair)]
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=380, check=False)
+    said = done.stdout + done.stderr
+    assert " 0 failed" in done.stdout, said[-4000:]
+    for what in ("daemon, MiB", "replicas, handles", "head, threads", "ray, series", "ledger, kB", "mlflow, kB"):
+        assert f"\n{what} " in done.stdout, said[-4000:]
