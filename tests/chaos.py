@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from chaos_account import Row, explained, silences, table, went_back, windows, wrong_answers
 from chaos_clients import Clients, pictures
-from chaos_kills import BAG, LONG_BAG, Kill, Kind, Look, Throw, look, throws
+from chaos_kills import Kill, Kind, Look, Throw, look, throws
 from outside_checker import problems
 from PIL import Image
 from ports import free_port
@@ -40,8 +40,6 @@ LOOK_SECONDS: Final = 0.25
 REPLICAS: Final = 2
 QUIET_SECONDS: Final = 400.0
 """How long the rest may take once nothing is killed any more."""
-LONG: Final = 300.0
-"""From this many seconds on the GCS is killed, too."""
 
 
 @dataclass
@@ -87,7 +85,7 @@ class Chaos:
 
     def _throw(self) -> None:
         """Every throw hits: one that finds nobody of its kind alive lets the next ones go first."""
-        coming = throws(self.seed, self.seconds, LONG_BAG if self.seconds >= LONG else BAG)
+        coming = throws(self.seed, self.seconds)
         drop_at = time.time()
         while coming:
             self._until(lambda: self._hits(coming), QUIET_SECONDS, f"one of {[each.kind for each in coming]} is alive")
@@ -245,7 +243,8 @@ class Chaos:
         by_kill, rest = explained(samples, own)
         quiet = silences(self.kills, samples, own)
         return {
-            "seed": self.seed, "seconds": self.seconds, "problems": found, "tasks": len(self.dropped),
+            "seed": self.seed, "seconds": self.seconds, "took": self.looks[-1].at - self.looks[0].at,
+            "problems": found, "tasks": len(self.dropped), "published_among_kills": self._published_among_kills(),
             "requests": len(samples), "failed": sum(s.error is not None for s in samples), "unexplained": len(rest),
             "daemon_starts": self.starts, "throws_without_a_victim": self.missed,
             "table": [asdict(row) for row in table(self.kills, samples, own)],
@@ -258,6 +257,12 @@ class Chaos:
                  "errors": sorted({str(s.error)[:120] for s in by_kill.get(k.number, [])})} for k in self.kills
             ],
         }  # fmt: skip
+
+    def _published_among_kills(self) -> int:
+        """Versions that became current between the first kill and the last."""
+        if not self.kills:
+            return 0
+        return sum(self.kills[0].at < at < self.kills[-1].at for (at,) in self._rows("SELECT created_at FROM versions"))
 
     def _first_kill(self) -> dict[str, Any]:
         """The daemon, alone: what clients saw from its death until the next kill."""
@@ -279,7 +284,8 @@ def shown(report: dict[str, Any]) -> str:
     first = report["first_kill"]
     return "\n".join([
         *lines, "",
-        f"seed {report['seed']}, {report['seconds']:g} s, {len(report['kills'])} kills, {report['tasks']} tasks; "
+        f"seed {report['seed']}, {report['seconds']:g} s, {len(report['kills'])} kills, {report['tasks']} tasks, "
+        f"{report['published_among_kills']} published among the kills",
         f"{report['requests']} requests, {report['failed']} failed, {report['unexplained']} of them unexplained",
         f"without a kill to blame: {report['blameless_silence']:.1f} s without an answer",
         f"first kill, alone: {first['kind']}: {first['failed']} of {first['requests']} requests failed",

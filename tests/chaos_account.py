@@ -3,7 +3,7 @@
 A kill explains what it must cost and nothing more:
 
     daemon, trainer, controller   nothing
-    replica                       requests under way when it died, or sent to it before its death was noticed
+    replica                       answers 5xx to requests under way when it died, or sent to it before that was noticed
     proxy, raylet, GCS            everything until another proxy (of another head) has answered
 """
 
@@ -36,8 +36,10 @@ class Window:
     end: float
 
     def covers(self, sample: Sample) -> bool:
-        """Whether the request was under way at some time of it."""
-        return sample.began <= self.end and sample.ended >= self.kill.at
+        """Whether the failed request was under way at some time of it, and failed as it would."""
+        answered = (sample.error or "").startswith("5")  # else nobody was there to answer, not even with an error
+        possible = answered or self.kill.kind is not Kind.REPLICA
+        return possible and sample.began <= self.end and sample.ended >= self.kill.at
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,11 @@ from typing import Final
 from mqmk.daemon.processes import arguments
 from mqmk.daemon.ray_head import head_processes
 
-LEAST_PAUSE, MOST_PAUSE = 3.0, 6.0
+LONG: Final = 300.0
+"""From this many seconds on a run is long, and the GCS is killed, too."""
+PAUSES: Final = (3.0, 6.0)
+LONG_PAUSES: Final = (4.0, 8.0)
+"""Seconds; a little longer, so that now and then a version is built, published and swapped in between two kills."""
 ALONE_SECONDS: Final = 12.0
 """How long the first kill, of the daemon, stays the only one: long enough for its restart."""
 
@@ -30,7 +34,7 @@ class Kind(enum.StrEnum):
 BAG: Final = {Kind.DAEMON: 1, Kind.TRAINER: 2, Kind.REPLICA: 2, Kind.PROXY: 1, Kind.CONTROLLER: 1, Kind.RAYLET: 1}
 """One bagful is what a minute has room for."""
 LONG_BAG: Final = {
-    Kind.DAEMON: 4, Kind.TRAINER: 4, Kind.REPLICA: 4, Kind.PROXY: 3, Kind.CONTROLLER: 3, Kind.RAYLET: 1, Kind.GCS: 1
+    Kind.DAEMON: 3, Kind.TRAINER: 3, Kind.REPLICA: 5, Kind.PROXY: 4, Kind.CONTROLLER: 3, Kind.RAYLET: 1, Kind.GCS: 1
 }  # fmt: skip
 _TITLES: Final = {
     "ray::Worker": Kind.TRAINER,
@@ -71,19 +75,20 @@ class Look:
     pids: Mapping[Kind, tuple[int, ...]]
 
 
-def throws(seed: int, seconds: float, bag: Mapping[Kind, int]) -> list[Throw]:
+def throws(seed: int, seconds: float) -> list[Throw]:
     """The same seed gives the same throws.
 
     The daemon is first, and alone for a while; then the bag is emptied in random order and filled again, so that a
     short run has every kind, too.
     """
     dice = random.Random(seed)
+    bag, pauses = (LONG_BAG, LONG_PAUSES) if seconds >= LONG else (BAG, PAUSES)
     found, left = [Throw(Kind.DAEMON, 0.0, ALONE_SECONDS)], []
     while sum(each.pause for each in found) < seconds:
         if not left:
             left = [kind for kind, count in bag.items() for _ in range(count)]
             dice.shuffle(left)
-        found.append(Throw(left.pop(), dice.random(), dice.uniform(LEAST_PAUSE, MOST_PAUSE)))
+        found.append(Throw(left.pop(), dice.random(), dice.uniform(*pauses)))
     return found
 
 

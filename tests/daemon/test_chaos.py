@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from chaos_account import explained, silences, table, went_back, windows, wrong_answers
 from chaos_clients import Sample
-from chaos_kills import BAG, LONG_BAG, Kill, Kind, Look, throws
+from chaos_kills import BAG, Kill, Kind, Look, throws
 
 TESTS = Path(__file__).parent.parent
 CARDS = {
@@ -54,8 +54,8 @@ def answer(began: float, version: int = 1, label: str = "crab", task: str = "sea
     return Sample(began, began + 0.1, version=version, label=label, task=task, **given)
 
 
-def failure(began: float, ended: float) -> Sample:
-    return Sample(began, ended, "crab", "ServerDisconnectedError: ")
+def failure(began: float, ended: float, error: str = "ServerDisconnectedError: ") -> Sample:
+    return Sample(began, ended, "crab", error)
 
 
 def look(at: float, proxy: int, raylet: int = 7) -> Look:
@@ -75,8 +75,9 @@ def test_a_kill_that_must_cost_nothing_explains_nothing(kind: Kind) -> None:
 
 def test_a_dead_replica_explains_what_was_under_way_and_no_more() -> None:
     kills = [Kill(0, Kind.REPLICA, 10.0, 1)]
-    samples = [failure(9.8, 9.9), failure(9.9, 10.2), failure(13.0, 13.1)]
+    samples = [failure(*times, "500: Internal Server Error") for times in ((9.8, 9.9), (9.9, 10.2), (13.0, 13.1))]
     assert numbers(samples, kills, [look(9.0, 1)]) == ({0: 1}, 2)
+    assert numbers([failure(9.9, 10.2)], kills, [look(9.0, 1)]) == ({}, 1), "a proxy was there to answer"
 
 
 def test_a_dead_proxy_explains_failures_until_another_proxy_has_answered() -> None:
@@ -143,7 +144,7 @@ def test_a_replica_that_goes_back_is_noticed_and_a_new_one_is_not_taken_for_it()
 
 
 def test_a_seed_gives_the_same_throws_and_every_kind_has_its_turn() -> None:
-    assert throws(5, 60, BAG) == throws(5, 60, BAG) != throws(6, 60, BAG)
-    assert {throw.kind for throw in throws(5, 600, LONG_BAG)} == set(Kind)
+    assert throws(5, 60) == throws(5, 60) != throws(6, 60)
+    assert {throw.kind for throw in throws(5, 600)} == set(Kind)
     for seed in range(50):
-        assert {throw.kind for throw in throws(seed, 60, BAG)} == set(BAG)
+        assert {throw.kind for throw in throws(seed, 60)} == set(BAG)
