@@ -36,7 +36,7 @@ from mqmk.deploy.service import CHOICES, Question, Service
 log = logging.getLogger(__name__)
 
 MatcherName = Enum("MatcherName", {name: name for name in CHOICES}, type=str)  # type: ignore[misc]
-_FEEDBACK_BYTES: Final = 10_000
+_FEEDBACK_BYTES: Final = 32_000  # two texts of the longest length, each character escaped to up to 12 bytes
 _PAGE_HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",

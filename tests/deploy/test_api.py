@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import io
+import json
 import os
 import random
 import threading
@@ -234,10 +235,16 @@ def test_only_the_last_answers_are_remembered(vit, pools):
 @pytest.mark.parametrize(
     ("body", "status"),
     [(b"{", 400), (b"[]", 422), (b'{"id": 1, "label": "x"}', 422), (b'{"id": "x"}', 422), (b"[" * 9999, 400),
-     (b'{"id": "' + b"x" * 20000 + b'", "label": "y"}', 413)],
+     (b'{"id": "' + b"x" * 40000 + b'", "label": "y"}', 413)],
 )  # fmt: skip
 def test_feedback_that_is_not_understood_is_refused(client, body, status):
     assert client.post("/feedback", content=body).status_code == status
+
+
+def test_the_longest_label_fits_however_it_is_escaped(client):
+    body = json.dumps({"id": "\N{OWL}" * 1000, "label": "\N{OWL}" * 1000})
+    assert len(body) > 24000
+    assert client.post("/feedback", content=body).status_code == 404  # read and understood, but nobody asked that
 
 
 def test_the_pool_lists_what_was_learned_and_is_sent_again_only_when_it_changed(client):

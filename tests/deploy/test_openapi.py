@@ -15,6 +15,8 @@ LEFT_OUT = "positive_data_acceptance"  # a body may be binary, as announced, and
 EXPECTED = """
 [checks.not_a_server_error]
 expected-statuses = ["2xx", "3xx", "4xx", "503"]
+[checks.negative_data_rejection]
+expected-statuses = ["4xx", "503"]
 """
 WAYS = {
     "something learned": ["--max-examples", "10"],
