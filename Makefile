@@ -36,8 +36,9 @@ kill-test: .venv/installed
 	cd tests && ../$(BIN)/python kill_stream.py 500
 
 # Ten minutes in which something random is killed every few seconds while tasks arrive and clients ask.
+SECONDS ?= 600
 chaos-test: .venv/installed
-	cd tests && ../$(BIN)/python chaos.py --seconds 600
+	cd tests && ../$(BIN)/python chaos.py --seconds $(SECONDS)
 
 # Damaged tars, manifests, pictures, requests and task folders: accepted, rejected with a reason, or quarantined.
 CASES ?= 12000

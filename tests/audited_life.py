@@ -34,7 +34,7 @@ CLASSES = (
     "=cmd|' /C escaped'!A0",
 )
 COMMANDS = (["status", "--json"], ["status"], ["tasks", "--json"], ["show", "evil"], ["show", "evil", "--json"],
-            ["versions", "--json"], ["config"], ["config", "--json"], ["doctor"], ["doctor", "--json"])  # fmt: skip
+            ["versions", "--json"], ["config"], ["config", "--json"], ["doctor", "--json"])  # fmt: skip
 WATCHED = ("pickle.find_class", "socket.connect", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
 
 

@@ -308,7 +308,7 @@ def test_tasks_that_come_and_go_never_have_more_series_than_allowed(vit, pools):
         replica.holder.look()
         replica.service.export()
     labels = {series[1] for series in replica.told.counters if series[0] == "mqmk_answers_total"}
-    assert labels == {"kept0", "kept1", "kept2", "task-v2", "task-v3", OTHER}
+    assert labels == {"kept0", "kept1", "kept2", "task-v1", "task-v2", OTHER}
     replica.service.close()
 
 
