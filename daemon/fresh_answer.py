@@ -39,10 +39,6 @@ class FreshAnswers:
         reason = json.loads(line)["fault"]
         return f"the pool does not answer in a fresh process: {reason}" if reason else None
 
-    def begin(self) -> None:
-        """Let it import before there is a question."""
-        self._started()
-
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             command = [sys.executable, "-m", "mqmk.daemon.fresh_answer"]

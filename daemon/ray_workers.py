@@ -58,9 +58,9 @@ class Worker:
             found, self._reported = self._reported, []
             return found
 
-    def warm(self, tools: Tools, builds: bool) -> None:
-        """Load before there is a job."""
-        self._equipped(tools).warm(builds)
+    def warm(self, tools: Tools) -> None:
+        """Load the backbone before there is a job."""
+        _ = self._equipped(tools).vit
 
     def _equipped(self, tools: Tools) -> Workshop:
         with self._lock:
@@ -99,8 +99,8 @@ class RayWorkers:
         """Start the builder and one trainer before the first task comes; nothing waits for them."""
         trainer = self._trainer()
         self._idle.append(trainer)
-        for worker, builds in ((trainer, False), (self._beside_the_state(), True)):
-            worker.warm.remote(Tools.of(self.config), builds)
+        for worker in (trainer, self._beside_the_state()):
+            worker.warm.remote(Tools.of(self.config))
 
     def room_for(self, kind: type[Job]) -> bool:
         if not ray.is_initialized():  # else the first job would start another Ray, inside this process

@@ -112,14 +112,7 @@ class Workshop:
             labels.append(batch.labels[wanted])
         return {"pixels": torch.cat(pixels), "labels": torch.cat(labels)}
 
-    def warm(self, builds: bool) -> None:
-        """Load the backbone before there is a job; where versions are built, a fresh process imports meanwhile."""
-        if builds and self._config.gate.fresh_process:
-            self._fresh.begin()
-        _ = self.vit
-
     def _build(self, job: Build) -> Built | Stale:
-        self.warm(builds=True)
         return VersionBuilder(self.vit, self._config, job, self._fresh).build()
 
     def close(self) -> None:
