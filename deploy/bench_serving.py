@@ -16,14 +16,12 @@ from statistics import median
 from typing import Any, Final
 
 from mqmk.deploy import serving
-from mqmk.deploy.bench_batching import BatchingRow, measure_batching
 from mqmk.deploy.bench_clients import Asked, ask
 from mqmk.deploy.bench_inputs import publish_random_pool, write_pictures
 from mqmk.deploy.bench_plain import plain_server
 from mqmk.deploy.bench_predictor import PredictorSettings, predictors
 from mqmk.deploy.settings import ServeSettings
 from mqmk.matcher.backbone import EMBEDDED, load_backbone
-from mqmk.matcher.predictor import PredictSettings, choose_matcher
 from mqmk.matcher.promises import Bar, at_least
 
 FEW, SOME, MANY = 1, 16, 32
@@ -93,7 +91,6 @@ class ServingReport:
 
     rows: tuple[Row, ...] = ()
     parts: tuple[PartRow, ...] = ()
-    batching: tuple[BatchingRow, ...] = ()
     bars: tuple[Bar, ...] = ()
     facts: Mapping[str, float] = field(default_factory=dict)
     """Ratios that nothing was promised about."""
@@ -104,7 +101,6 @@ class ServingReport:
         return ServingReport(
             self.rows + other.rows,
             self.parts + other.parts,
-            self.batching + other.batching,
             self.bars + other.bars,
             {**self.facts, **rounded},
         )
@@ -182,21 +178,10 @@ def _haproxy(settings: BenchSettings, folder: Path, pictures: Path) -> ServingRe
     return _beside_plain_servers(settings, served, pictures, HAPROXY)
 
 
-def _batching(settings: BenchSettings, folder: Path, _: Path) -> ServingReport:
-    served = _serve_settings(settings, folder, EMBEDDED)
-    vit = load_backbone(served.backbone)
-    pool = publish_random_pool(served.pools, vit, settings.tasks)
-    matcher = choose_matcher(pool, served.budget, PredictSettings().match.shortlist)
-    seconds = settings.seconds / 2
-    rows = measure_batching(vit, pool, PredictSettings(matcher), (FEW, MANY), settings.rounds, seconds)
-    return ServingReport(batching=tuple(rows))
-
-
 PARTS: Final[Mapping[str, Callable[[BenchSettings, Path, Path], ServingReport]]] = {
     "predictor": _predictor,
     "plain": _plain,
     "haproxy": _haproxy,
-    "batching": _batching,
 }
 """What can be measured: each stands for itself."""
 

@@ -14,7 +14,7 @@ import click
 if TYPE_CHECKING:
     from mqmk.deploy.bench_serving import ServingReport
 
-PARTS = ("predictor", "plain", "haproxy", "batching")
+PARTS = ("predictor", "plain", "haproxy")
 """As bench_serving.PARTS, whose import is slow."""
 
 
@@ -79,10 +79,7 @@ def _print_tables(report: "ServingReport") -> None:
     for part in report.parts:
         spent = (part.total, part.outside, part.decode, part.queue, part.match, part.answer, part.beyond_the_model)
         parts.add_row(part.backbone, part.way, *(f"{value:.2f}" for value in spent))
-    batching = table("", "batching", "at once", "pictures/s", "p50 ms")
-    for each in report.batching:
-        batching.add_row("embedded", each.way, str(each.clients), f"{each.rate:.1f}", _ms(each.p50_ms))
-    for made in (rates, parts, batching):
+    for made in (rates, parts):
         console.print(made)
     for name, value in report.facts.items():
         console.print(f"{name}: {value:.2f}", highlight=False)

@@ -2,16 +2,14 @@
 
 import pytest
 
-from mqmk.deploy.bench_batching import measure_batching
 from mqmk.deploy.bench_clients import Asked, ask
-from mqmk.deploy.bench_inputs import publish_random_pool, random_pool, write_pictures
+from mqmk.deploy.bench_inputs import publish_random_pool, write_pictures
 from mqmk.deploy.bench_plain import plain_server
 from mqmk.deploy.bench_predictor import PredictorSettings, predictors
 from mqmk.deploy.errors import ServeError
 from mqmk.deploy.settings import ServeSettings
 from mqmk.matcher.backbone import load_backbone
 from mqmk.matcher.images import decode
-from mqmk.matcher.predictor import PredictSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # importing ray.serve
 
@@ -50,12 +48,6 @@ def test_the_predictor_is_timed_alone_and_in_several_processes(folder):
     settings = PredictorSettings(folder / "pools", "embedded", "hub", "auto", folder / "pictures")
     with predictors(settings, processes=2, threads=1, batch=2) as found:
         assert found.rate(0.5) > 1
-
-
-def test_batchers_answer_everybody(vit):
-    rows = measure_batching(vit, random_pool(vit, 2), PredictSettings("mqmk"), (1, 4), rounds=1, seconds=0.2)
-    assert len(rows) == 8
-    assert all(row.rate > 0 and row.p50_ms > 0 for row in rows)
 
 
 def asked(rate: float) -> Asked:
