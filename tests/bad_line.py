@@ -61,6 +61,7 @@ class BadLine:
             for task in open_ones:
                 task.cancel()
             await asyncio.gather(*open_ones, return_exceptions=True)
+            await asyncio.sleep(0.1)  # the sockets of closed connections are let go in the next turns of the loop
 
         self._loop.run_until_complete(listen())
         self._loop.close()
