@@ -37,7 +37,7 @@ def main(folder: Path) -> None:
     config = replace(config, retry=replace(config.retry, attempts=5))
     parts = daemon(config, workers=lambda config: RayWorkers(config, trainers=1))
     drop(folder / "bucket", "sea", per_class=40)
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + 400
     killed_after = None
     while parts.states != {"sea": "PUBLISHED"} and time.monotonic() < deadline:
         parts.orchestrator.run_pass()

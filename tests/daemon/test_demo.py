@@ -24,7 +24,7 @@ from mqmk.daemon.ray_head import head_processes
 from mqmk.learner import sketches
 
 COMMAND = Path(sys.executable).with_name("mqmk-daemon")
-SECONDS = 240
+SECONDS = 480
 KINDS = ("served", "exact", "single_query")
 
 

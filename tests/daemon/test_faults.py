@@ -105,9 +105,6 @@ def turn_until_published(parts: Parts, tasks: tuple[str, ...], seconds: float) -
         parts.orchestrator.run_pass()
 
 
-@pytest.mark.skipif(
-    not FULL, reason="its line leaves connections behind, which other tests would be blamed for: `make fault-test`"
-)
 def test_tasks_are_learned_over_a_line_that_is_slow_and_cut(s3: S3, tmp_path: Path, monkeypatch) -> None:
     fates = {"slow": 0.3, "reset": 0.2, "truncate": 0.2} | ({"blackhole": 0.05} if FULL else {})
     tasks, url = TASKS if FULL else TASKS[:2], s3.url()

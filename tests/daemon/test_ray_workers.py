@@ -19,7 +19,7 @@ from mqmk.daemon.ledger import State
 from mqmk.daemon.ray_workers import RayWorkers
 from mqmk.learner.settings import TrainSettings
 
-pytestmark = [pytest.mark.usefixtures("ray_head"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("ray_head"), pytest.mark.timeout(600)]
 
 
 def config_of(folder: Path, epochs: int = 3) -> Config:
@@ -128,7 +128,7 @@ def test_two_workers_learn_one_task_together_through_ray_train(tmp_path: Path) -
 
 def test_on_two_nodes_a_node_killed_during_training_costs_no_epoch_that_was_done(tmp_path: Path) -> None:
     script = Path(__file__).parent.parent / "two_nodes.py"
-    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, timeout=280, check=False,
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, timeout=500, check=False,
                           cwd=script.parent)  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
