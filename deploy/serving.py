@@ -25,7 +25,6 @@ APPLICATION: Final = "mqmk"
 DEPLOYMENT: Final = "Replica"
 _QUIET: Final = {"enable_access_log": False}  # a line for every request, in the proxy and in the replica
 _PROXIES: Final = {"head": "HeadOnly", "every": "EveryNode"}  # as Ray says it
-_PROXY_START_SECONDS: Final = 60  # Ray's 5 s are too few on a busy machine: it kills the proxy, and our start with it
 _LEFT_ALONE: Final = ("RUNNING", "DEPLOYING", "UNHEALTHY")  # Serve replaces dead replicas by itself
 _OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # our own address needs no proxy
 
@@ -65,7 +64,6 @@ def environment(settings: ServeSettings) -> dict[str, str]:
     return {
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": str(settings.proxy_health_seconds),
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": str(settings.proxy_health_timeout_seconds),
-        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(_PROXY_START_SECONDS),
     } | haproxy.environment(settings)
 
 
