@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
@@ -20,6 +21,7 @@ from mqmk.daemon.ray_workers import RayWorkers, trainers_that_fit
 from mqmk.deploy import serving
 from mqmk.deploy.desk import remind
 from mqmk.deploy.settings import ServeSettings
+from mqmk.matcher.errors import MqmkError
 
 log = logging.getLogger(__name__)
 WATCH_SECONDS = 2.0
@@ -86,6 +88,7 @@ class RayCluster:
 
     config: Config
     ledger: Ledger
+    deploy: Callable[[ServeSettings], None] = serving.deploy
     head: Head | None = None
     workers: RayWorkers = field(init=False)
     _watch: Watch = field(default_factory=Watch)
@@ -104,6 +107,15 @@ class RayCluster:
         return f"127.0.0.1:{self.head.metrics_port}" if self.head else None
 
     def start(self) -> None:
+        """Join Ray for the first time: what an operator must mend is raised, what dies on the way is tried again."""
+        try:
+            self._join()
+        except MqmkError:
+            raise
+        except Exception as error:  # such as a proxy that was killed while it started
+            self._failed_to_join(error)
+
+    def _join(self) -> None:
         """Find or start Ray, attach, and see to it that the service runs."""
         if self.config.ray.address == "local":
             self.head = ensure_head(head_settings(self.config))
@@ -113,7 +125,7 @@ class RayCluster:
         self.workers.trainers = trainers_that_fit(self.config)
         self.workers.warm_up()
         if self.config.serve.enabled:
-            serving.deploy(serve_settings(self.config))
+            self.deploy(serve_settings(self.config))
         self._joined, self._served_at = True, time.monotonic()
         self.ledger.set_health("ray", True)
         log.info(f"Ray is ready, {self.workers.trainers} trainers", extra=event("ray.ready", release=version("ray")))
@@ -124,9 +136,13 @@ class RayCluster:
         if self.config.pools.url and now - self._reminded_at > REMIND_SECONDS:
             self._reminded_at = now
             remind()
-        if self.head is None or now - self._looked_at < WATCH_SECONDS:
+        if now - self._looked_at < WATCH_SECONDS:
             return
         self._looked_at = now
+        if self.head is None:  # somebody's cluster, who looks after it
+            if not self._joined:
+                self._join_again(HeadHealth(), Verdict.WAIT)
+            return
         health = check(self.head, self.config.serve.port if self._is_serving() else None)
         self._watch, verdict = judge(self._watch, health, now)
         if verdict is Verdict.WELL and self._joined:
@@ -142,10 +158,15 @@ class RayCluster:
         try:
             if verdict is Verdict.RESTART:
                 self.head = repair(head_settings(self.config), health)
-            self.start()
-        except Exception as error:  # Ray and Serve raise anything when they die again meanwhile; the next look goes on
-            log.error(f"Ray could not be started again: {error}", extra=event("ray.down", why=str(health)))
-            self._leave()
+            self._join()
+        except Exception as error:  # Ray and Serve raise anything when they die again meanwhile
+            self._failed_to_join(error)
+
+    def _failed_to_join(self, error: Exception) -> None:
+        what = f"{type(error).__name__}: {error}"  # some of Ray's errors have no text
+        log.error(f"Ray is not ready: {what}; trying again", extra=event("ray.down", error=what))
+        self.ledger.set_health("ray", False, what)
+        self._leave()
 
     def _leave(self) -> None:
         self._joined = False
@@ -160,7 +181,7 @@ class RayCluster:
             self._served_at = now
             log.warning("no replica lives: deploying again if Serve gave up", extra=event("serve.deploy_again"))
             try:
-                serving.deploy(serve_settings(self.config))
+                self.deploy(serve_settings(self.config))
             except Exception as error:  # as above
                 log.error(f"could not deploy again: {error}", extra=event("serve.down", error=repr(error)))
 

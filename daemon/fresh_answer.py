@@ -14,17 +14,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from mqmk.daemon.errors import WorkerDied
+
 QUESTION_SECONDS = 120.0
 
 
 class FreshAnswers:
     """The asking side: starts the forking process when it is first needed and again if it died."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = QUESTION_SECONDS) -> None:
+        self.seconds = seconds
         self._process: subprocess.Popen[bytes] | None = None
 
     def fault(self, pool: Path, backbone: Mapping[str, Any]) -> str | None:
-        """Why the pool does not answer; None if it does."""
+        """Why the pool does not answer; None if it does. WorkerDied if nothing is known: ask again."""
         process = self._started()
         question = json.dumps({"pool": str(pool), "backbone": dict(backbone)}, default=str)
         assert process.stdin and process.stdout
@@ -32,11 +35,14 @@ class FreshAnswers:
         process.stdin.flush()
         with selectors.DefaultSelector() as wait:
             wait.register(process.stdout, selectors.EVENT_READ)
-            line = process.stdout.readline() if wait.select(QUESTION_SECONDS) else b""
-        if not line:
+            answered = wait.select(self.seconds)
+            line = process.stdout.readline() if answered else b""
+        said = json.loads(line or b"{}")
+        if not said:
             self.close()
-            return f"the pool did not answer in a fresh process within {QUESTION_SECONDS:g} s"
-        reason = json.loads(line)["fault"]
+            what = "died" if answered else f"did not answer within {self.seconds:g} s"
+            raise WorkerDied(f"the fresh process that was to try the pool {what}")
+        reason = said["fault"]
         return f"the pool does not answer in a fresh process: {reason}" if reason else None
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -74,7 +80,8 @@ def answer(question: Mapping[str, Any]) -> str | None:
     return None if sensible else f"it says {found.label!r} with probability {found.probability}"
 
 
-def _in_a_fork(question: Mapping[str, Any]) -> str | None:
+def _in_a_fork(question: Mapping[str, Any]) -> bytes:
+    """`{"fault": ...}`, or `{}` of a process that died, which may have nothing to do with the pool."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -90,7 +97,7 @@ def _in_a_fork(question: Mapping[str, Any]) -> str | None:
     with os.fdopen(reading, "rb") as pipe:
         said = pipe.read()
     os.waitpid(child, 0)
-    return str(json.loads(said)["fault"] or "") or None if said else "its process died"
+    return said or b"{}"
 
 
 def main() -> None:
@@ -101,7 +108,7 @@ def main() -> None:
 
     torch.set_num_threads(1)  # a fork of a process with a thread pool would hang
     for line in sys.stdin:
-        print(json.dumps({"fault": _in_a_fork(json.loads(line))}), flush=True)
+        print(_in_a_fork(json.loads(line)).decode(), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from mqmk.daemon import crash_points
 from mqmk.daemon.bucket import Bucket, Sighting
 from mqmk.daemon.config import Config
-from mqmk.daemon.errors import BucketError
+from mqmk.daemon.errors import BucketError, DaemonError
 from mqmk.daemon.jobs import Build, Built, Failed, Finished, Job, Learn, Learned, Reported, Stale, Validate, Validated
 from mqmk.daemon.ledger import IN_POOL, Ledger, State, TaskRow
 from mqmk.daemon.logs import event
@@ -22,7 +22,7 @@ from mqmk.daemon.pool_mirror import PoolMirror
 from mqmk.daemon.publication import Publication
 from mqmk.daemon.records import Records
 from mqmk.daemon.state_files import StateFiles
-from mqmk.daemon.verdicts import GiveUp, judge
+from mqmk.daemon.verdicts import GiveUp, TryAgain, judge
 from mqmk.daemon.workers import Workers
 from mqmk.learner.errors import TaskRejected
 from mqmk.learner.manifest import Manifest, parse_manifest
@@ -295,6 +295,8 @@ class Orchestrator:
 
     def _failed(self, task: TaskRow, error: Exception) -> None:
         found = judge(error, task.attempts, task.split, self.config.retry)
+        if isinstance(found, GiveUp) and task.state in IN_POOL:  # to be forgotten: it is served until that works
+            found = TryAgain(self.config.retry.max_seconds, found.reason)
         if isinstance(found, GiveUp):
             self.ledger.move(task, State.QUARANTINED, "task.quarantined", reason=found.reason, code=found.code)
             log.warning(f"quarantined {task.name}: {found.reason}", extra=event("task.quarantined", task=task.name))
@@ -313,7 +315,7 @@ class Orchestrator:
         if any(isinstance(job, Build) for job in self.workers.busy()) or not self.workers.room_for(Build):
             return
         forgetting = self.operators.to_forget()
-        if forgetting:
+        if forgetting and forgetting.not_before <= self.clock():
             self._build(forgetting, "forget")
         elif due := self._due(State.TRAINED):
             self._build(min(due, key=lambda task: task.updated_at), "learn")
@@ -330,7 +332,10 @@ class Orchestrator:
         current = self.files.store.current()
         if (current.folder if current else None) != job.parent or self.ledger.next_version() != job.version:
             return  # rolled back in the meantime: it is built again on what is current now
-        if found.refused and job.kind == "learn":
+        if found.refused and job.kind == "forget":
+            self._failed(task, DaemonError(f"the version without {task.name} is not fit to be served: {found.refused}"))
+            return
+        if found.refused:
             crash_points.reached("hold.before")
             metrics = found.evaluation["tasks"].get(task.name, {})
             self.ledger.move(task, State.HELD, "task.held", reason=found.refused, code="gate", metrics=metrics)

@@ -37,7 +37,7 @@ class GiveUp:
 
 def judge(error: Exception, attempts: int, split: int, retry: Retry) -> TryAgain | GiveUp:
     """What a failure means for its task, which has failed `attempts` times before in this step."""
-    pause = min(retry.max_seconds, retry.first_seconds * 2.0**attempts)
+    pause = min(retry.max_seconds, retry.first_seconds * 2.0 ** min(attempts, 60))  # a bucket may be down for months
     reason = f"{type(error).__name__}: {error}"
     if isinstance(error, TaskRejected):
         return GiveUp(error.code, str(error))

@@ -5,6 +5,7 @@ alone, because deploying again would restart its replicas. Absent: no applicatio
 """
 
 import json
+import socket
 import time
 import urllib.request
 from contextlib import suppress
@@ -25,6 +26,7 @@ APPLICATION: Final = "mqmk"
 DEPLOYMENT: Final = "Replica"
 _QUIET: Final = {"enable_access_log": False}  # a line for every request, in the proxy and in the replica
 _PROXIES: Final = {"head": "HeadOnly", "every": "EveryNode"}  # as Ray says it
+_PROXY_START_SECONDS: Final = 60  # Ray's 5 s are too few on a busy machine: it kills the proxy, and our start with it
 _LEFT_ALONE: Final = ("RUNNING", "DEPLOYING", "UNHEALTHY")  # Serve replaces dead replicas by itself
 _OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # our own address needs no proxy
 
@@ -32,6 +34,7 @@ _OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))  #
 def deploy(settings: ServeSettings) -> None:
     """Start the service if it does not run with these settings; returns while its replicas still start."""
     haproxy.prepare(settings)
+    _refuse_a_taken_port(settings)
     serve.start(
         proxy_location=_PROXIES[settings.proxies],
         http_options=HTTPOptions(
@@ -54,6 +57,17 @@ def deploy(settings: ServeSettings) -> None:
     (settings.reports / DEPLOYED).write_text(json.dumps({"settings": digest, "url": settings.url}))
 
 
+def _refuse_a_taken_port(settings: ServeSettings) -> None:
+    """Serve would try to listen there for ever."""
+    if serve.status().proxies:  # ours listens there
+        return
+    with suppress(OSError), socket.create_connection((settings.host, settings.port), timeout=1):
+        raise ServeError(
+            f"another program listens at {settings.host}:{settings.port}; choose another port "
+            f"(--set serve.port=...), or see who it is: ss -ltnp 'sport = :{settings.port}'"
+        )
+
+
 def _release(settings: ServeSettings) -> str:
     """Replicas take up credentials when they start: with others, they are started anew."""
     return version("mqmk-daemon") + (fingerprint() if settings.store else "")
@@ -64,6 +78,7 @@ def environment(settings: ServeSettings) -> dict[str, str]:
     return {
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": str(settings.proxy_health_seconds),
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": str(settings.proxy_health_timeout_seconds),
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(_PROXY_START_SECONDS),
     } | haproxy.environment(settings)
 
 

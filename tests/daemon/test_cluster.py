@@ -1,18 +1,27 @@
 """What the daemon does about Ray while there is none; tests/chaos.py kills a real one."""
 
+import socket
 import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
 from daemon_parts import daemon, small_config
+from running_daemon import RunningDaemon
 
 from mqmk.daemon.bucket import Bucket
+from mqmk.daemon.config import Ray
 from mqmk.daemon.errors import RayError
 from mqmk.daemon.jobs import Build, Learn, Validate
+from mqmk.daemon.ledger import Ledger
 from mqmk.daemon.metrics import serve_metrics
+from mqmk.daemon.ray_head import stop_head
 from mqmk.daemon.ray_workers import RayWorkers
 from mqmk.daemon.service import Service
+from mqmk.deploy.settings import ServeSettings
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # importing ray.serve
 
 
 def test_between_two_rays_there_is_room_for_no_job_and_none_is_started_inside_the_daemon(tmp_path: Path) -> None:
@@ -57,3 +66,44 @@ def test_ray_is_looked_after_in_a_long_pause_too_and_its_trouble_ends_nothing(tm
         metrics.close()
         bucket.close()
         parts.close()
+
+
+def test_a_service_that_dies_while_it_starts_for_the_first_time_is_started_again(tmp_path: Path) -> None:
+    from mqmk.daemon.cluster import RayCluster
+
+    config, deployed = replace(small_config(tmp_path), ray=Ray(num_cpus=1)), []
+
+    def deploy(settings: ServeSettings) -> None:
+        deployed.append(settings)
+        if len(deployed) == 1:
+            raise RuntimeError("a proxy that was killed while it started")
+
+    ledger = Ledger(config.ledger_file)
+    cluster = RayCluster(config, ledger, deploy=deploy)
+    try:
+        cluster.start()
+        assert [(each.up, "killed while it started" in each.says) for each in ledger.health()] == [(False, True)]
+        assert not cluster.workers.room_for(Validate)
+        deadline = time.monotonic() + 60
+        while len(deployed) < 2 and time.monotonic() < deadline:
+            cluster.tend()
+            time.sleep(0.1)
+        assert len(deployed) == 2 and cluster.workers.room_for(Validate)
+        assert [each.up for each in ledger.health()] == [True]
+    finally:
+        cluster.stop()
+        stop_head(config.ray_folder)
+        ledger.close()
+
+
+def test_a_port_that_another_program_has_is_said_at_once_with_what_to_type(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        daemon = RunningDaemon(tmp_path, {"serve.port": str(port), "metrics.port": "0", "mlflow.enabled": "false"})
+        daemon.start()
+        try:
+            assert daemon.process is not None and daemon.process.wait(90) == 1
+            assert f"another program listens at 127.0.0.1:{port}" in daemon.log and "serve.port" in daemon.log
+            assert "Traceback" not in daemon.log
+        finally:
+            daemon.end()

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from daemon_parts import daemon, drop, small_config
 
-from mqmk.daemon.config import Config, Gate
-from mqmk.daemon.errors import WorkerDied
+from mqmk.daemon.config import Config, Gate, Retry
+from mqmk.daemon.errors import BucketError, WorkerDied
 from mqmk.daemon.fresh_answer import FreshAnswers
 from mqmk.daemon.ledger import State
 from mqmk.daemon.orchestrator import Replica
 from mqmk.daemon.registry_memory import MemoryRegistry
+from mqmk.daemon.verdicts import TryAgain, judge
 from mqmk.learner.pack import pack
 
 
@@ -234,6 +235,51 @@ def test_a_worker_that_dies_is_tried_again_and_a_task_that_always_fails_is_given
     parts.run()
     (birds,) = parts.ledger.named("birds")
     assert birds.state is State.QUARANTINED and birds.code == "gave-up" and "no" in (birds.reason or "")
+
+
+def test_a_gate_that_gets_no_answer_in_time_asks_again_and_holds_nothing(tmp_path: Path) -> None:
+    drop(tmp_path / "bucket", "sea", per_class=6)
+    config = quick(tmp_path)
+    parts = daemon(replace(config, gate=replace(config.gate, fresh_process=True)))
+    fresh = parts.orchestrator.workers._workshop._fresh
+    fresh.seconds = 0.0  # on a machine that is busy with other things
+    parts.run(passes=2)
+    (sea,) = parts.ledger.named("sea")
+    assert sea.state is State.TRAINED and sea.attempts and "did not answer within 0 s" in (sea.reason or "")
+    fresh.seconds = 120.0
+    parts.run()
+    assert parts.states == {"sea": "PUBLISHED"}
+    parts.close()
+
+
+def test_what_cannot_be_forgotten_yet_is_served_on_and_not_called_forgotten(tmp_path: Path) -> None:
+    for task in ("sea", "birds"):
+        drop(tmp_path / "bucket", task, per_class=6)
+    parts = daemon(quick(tmp_path))
+    parts.run()
+    work = parts.orchestrator.workers._workshop
+    do, failures = work.do, [RuntimeError("no")] * 9
+
+    def sometimes(job: object, report: object) -> object:
+        if failures:
+            raise failures.pop(0)
+        return do(job, report)
+
+    work.do = sometimes
+    command = parts.ledger.ask("forget", "birds")
+    parts.run(passes=5)
+    (birds,) = parts.ledger.named("birds")
+    assert birds.state is State.PUBLISHED and "no" in (birds.reason or "") and birds.identity
+    assert parts.ledger.command(command.id).state == "PENDING" and parts.files.held_out(birds.identity).exists()
+    parts.run()
+    assert parts.states["birds"] == "FORGOTTEN" and not failures
+    assert parts.ledger.command(command.id).state == "DONE"
+    parts.close()
+
+
+def test_the_pause_before_another_try_has_an_upper_end_however_long_a_bucket_is_down() -> None:
+    found = judge(BucketError("down"), 5000, 1, Retry(first_seconds=1.0, max_seconds=300.0))
+    assert isinstance(found, TryAgain) and found.seconds == 300.0
 
 
 def test_shards_are_tidied_as_configured_and_the_task_is_not_reopened(tmp_path: Path) -> None:
