@@ -191,8 +191,8 @@ class Serve:
     """Queries a picture may cost on average when the matcher is `auto`."""
     max_batch: Count = 32
     """Pictures that are answered together at most."""
-    batch_wait_seconds: Seconds = 0.005
-    """How long a picture waits for others to share its batch."""
+    batch_wait_seconds: Seconds = 0.0
+    """How long a batch that is not full waits for company; 0 takes what came while the model was busy."""
     max_queue: Count = 256
     """Requests that may wait; the next one is told to come back (429)."""
     request_bytes: Annotated[int, Range(1024)] = 16 * 2**20

@@ -23,7 +23,8 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from mqmk.daemon.config import LOOPBACK, Config
 from mqmk.daemon.config_keys import shown
-from mqmk.daemon.errors import BucketError, DaemonError
+from mqmk.daemon.errors import BucketError, DaemonError, RegistryError
+from mqmk.daemon.registry_opening import database_path
 from mqmk.matcher.errors import MqmkError, PoolError
 
 GIGABYTE: Final = 2**30
@@ -232,10 +233,12 @@ def mlflow(config: Config) -> Verdict:
     uri, shown_uri = config.tracking_uri, shown(config.tracking_uri)
     if not config.mlflow.enabled:
         return "ok", "no records are kept", ""
-    if uri.startswith("sqlite:///"):
-        return _sqlite(Path(uri.removeprefix("sqlite:///")))
-    if not uri.startswith(("http://", "https://")):
-        return _reachable(uri, 5432, f"look whether the database runs, or correct mlflow.tracking_uri ({shown_uri})")
+    try:
+        file = database_path(uri)
+    except RegistryError as error:
+        return "fail", f"{shown_uri} is no tracking URI that can be used", str(error)
+    if file is not None:
+        return _sqlite(file)
     try:
         with build_opener().open(_health_of(uri), timeout=ANSWER_SECONDS):
             return "ok", f"{shown_uri} answers", ""

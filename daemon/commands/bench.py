@@ -1,21 +1,17 @@
 """`mqmk-daemon bench`: measure speed and accuracy."""
 
-import json
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from mqmk.daemon.commands.bench_accuracy import accuracy
+from mqmk.daemon.commands.bench_promises import tell
 from mqmk.daemon.commands.bench_serving import serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from rich.console import Console
 
     from mqmk.learner.bench_speed import Row, SpeedReport
-    from mqmk.matcher.promises import Bar
 
 
 @click.group()
@@ -46,12 +42,7 @@ def speed(backbones: tuple[str, ...], tasks: tuple[int, ...], images: int, round
         rounds=rounds,
     )
     report = measure_speed(settings, lambda row: click.echo(_line(row), err=True))
-    if as_json:
-        click.echo(json.dumps(report.as_json(), indent=2))
-    else:
-        _print_tables(report)
-    if not all(bar.holds for bar in report.bars):
-        sys.exit(1)
+    tell(report.as_json(), lambda console: _tables(report, console), report.bars, as_json)
 
 
 @bench.command()
@@ -63,31 +54,25 @@ def training(backbone: str, batch: int, rounds: int, as_json: bool) -> None:
     """Time a training step against the published two-pass step. Exits with 1 if a promise fails."""
     from dataclasses import asdict
 
-    from rich.console import Console
-
     from mqmk.learner.bench_training import measure_training
 
     rows, bars = measure_training(backbone, batch, rounds)
-    if as_json:
-        click.echo(json.dumps({"rows": [asdict(row) for row in rows], "bars": [asdict(bar) for bar in bars]}, indent=2))
-    else:
+
+    def lines(console: "Console") -> None:
         for row in rows:
             speed = f"{row.images_per_second:8.1f} images/s  {row.ratio_to_two_pass:.2f} x"
-            click.echo(f"{row.backbone:24} {row.step:28} {speed}")
-        _print_bars(Console(), bars)
-    if not all(bar.holds for bar in bars):
-        sys.exit(1)
+            console.print(f"{row.backbone:24} {row.step:28} {speed}", highlight=False)
+
+    tell({"rows": [asdict(row) for row in rows], "bars": [asdict(bar) for bar in bars]}, lines, bars, as_json)
 
 
 def _line(row: "Row") -> str:
     return f"{row.backbone:24} {row.tasks:4} tasks  {row.matcher:8} {row.ms_per_image:10.1f} ms an image"
 
 
-def _print_tables(report: "SpeedReport") -> None:
-    from rich.console import Console
+def _tables(report: "SpeedReport", console: "Console") -> None:
     from rich.table import Table
 
-    console = Console()
     machine = report.machine
     console.print(f"{machine.processor}, {machine.cores} cores, {machine.device}, torch {machine.torch}, "
                   f"matrix products {machine.matmul_gflops:g} GFLOP/s", highlight=False)  # fmt: skip
@@ -100,9 +85,3 @@ def _print_tables(report: "SpeedReport") -> None:
     console.print(table)
     for name, share in report.matmul_share.items():
         console.print(f"{name}: a plain pass reaches {share:.0%} of the matrix-product rate", highlight=False)
-    _print_bars(console, report.bars)
-
-
-def _print_bars(console: "Console", bars: "Iterable[Bar]") -> None:
-    for bar in bars:
-        console.print(f"{'holds' if bar.holds else 'FAILS'}  {bar.promise}: {bar.measured:g}", highlight=False)

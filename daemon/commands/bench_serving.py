@@ -1,6 +1,5 @@
 """`mqmk-daemon bench serving`: how fast the service answers, on a Ray of its own."""
 
-import json
 import signal
 import sys
 import tempfile
@@ -11,7 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mqmk.daemon.commands.bench_promises import tell
+
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from mqmk.deploy.bench_serving import ServingReport
 
 PARTS = ("predictor", "plain", "haproxy")
@@ -35,12 +38,7 @@ def serving(
     settings = BenchSettings(backbone, weights, tasks, rounds=rounds, seconds=seconds)
     with _private_ray(settings.cores) as folder:
         report = measure_serving(settings, folder, parts or PARTS, lambda line: click.echo(line, err=True))
-    if as_json:
-        click.echo(json.dumps(report.as_json(), indent=2))
-    else:
-        _print_tables(report)
-    if not all(bar.holds for bar in report.bars):
-        sys.exit(1)
+    tell(report.as_json(), lambda console: _tables(report, console), report.bars, as_json)
 
 
 @contextmanager
@@ -61,8 +59,7 @@ def _private_ray(cores: int) -> Iterator[Path]:
             stop_head(folder / "ray")
 
 
-def _print_tables(report: "ServingReport") -> None:
-    from rich.console import Console
+def _tables(report: "ServingReport", console: "Console") -> None:
     from rich.table import Table
 
     def table(*columns: str) -> Table:
@@ -71,7 +68,6 @@ def _print_tables(report: "ServingReport") -> None:
             column.justify = "right"
         return made
 
-    console = Console()
     rates = table("backbone", "way", "at once", "pictures/s", "p50 ms", "p99 ms")
     for row in report.rows:
         rates.add_row(row.backbone, row.way, str(row.clients), f"{row.rate:.1f}", _ms(row.p50_ms), _ms(row.p99_ms))
@@ -83,8 +79,6 @@ def _print_tables(report: "ServingReport") -> None:
         console.print(made)
     for name, value in report.facts.items():
         console.print(f"{name}: {value:.2f}", highlight=False)
-    for bar in report.bars:
-        console.print(f"{'holds' if bar.holds else 'FAILS'}  {bar.promise}: {bar.measured:g}", highlight=False)
 
 
 def _ms(value: float | None) -> str:
