@@ -44,31 +44,47 @@ def ask(url: str, clients: int, seconds: float, pictures: Path) -> Asked:
     return Asked(**json.loads(done.stdout))
 
 
-@dataclass(frozen=True)
-class _Request:
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One that was answered."""
+
+    began: float
     ended: float
-    seconds: float
     parts: dict[str, float]
+
+    def within(self, begin: float, end: float) -> float:
+        """The share of it that lies between two times.
+
+        Answers come in batches, and a slow model gives few in one turn: counting whole ones would depend on whether
+        a batch ends just before or just after the turn.
+        """
+        return max(0.0, min(self.ended, end) - max(self.began, begin)) / (self.ended - self.began)
+
+
+def summary(clients: int, requests: Sequence[Request], begin: float, end: float) -> Asked:
+    """What was seen between two times; the clients go on until all of their requests are answered."""
+    shares = {each: share for each in requests if (share := each.within(begin, end))}
+    if not shares:
+        raise ServeError(f"no answer within {end - begin:g} s")
+    times = sorted((each.ended - each.began) * 1e3 for each in shares)
+    names = next(iter(shares)).parts
+    parts = {name: round(median(each.parts[name] for each in shares), 3) for name in names}
+    rate = sum(shares.values()) / (end - begin)
+    return Asked(clients, round(rate, 2), round(median(times), 2), round(times[int(0.99 * len(times))], 2), parts)
 
 
 async def _run(url: str, clients: int, seconds: float, pictures: list[bytes]) -> Asked:
-    began, requests = time.perf_counter(), list[_Request]()
+    began, requests = time.perf_counter(), list[Request]()
     end = began + seconds
     connections = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connections) as session:
         mine = [pictures[number % len(pictures) :] + pictures[: number % len(pictures)] for number in range(clients)]
         await asyncio.gather(*(_client(session, url, bodies, end, requests) for bodies in mine))
-    counted = [each for each in requests if began + WARM_UP * seconds <= each.ended <= end]
-    if not counted:
-        raise ServeError(f"no answer within {seconds:g} s")
-    times = sorted(each.seconds * 1e3 for each in counted)
-    parts = {name: round(median(each.parts[name] for each in counted), 3) for name in counted[0].parts}
-    rate = len(counted) / (seconds * (1 - WARM_UP))
-    return Asked(clients, round(rate, 2), round(median(times), 2), round(times[int(0.99 * len(times))], 2), parts)
+    return summary(clients, requests, began + WARM_UP * seconds, end)
 
 
 async def _client(
-    session: aiohttp.ClientSession, url: str, bodies: Sequence[bytes], end: float, requests: list[_Request]
+    session: aiohttp.ClientSession, url: str, bodies: Sequence[bytes], end: float, requests: list[Request]
 ) -> None:
     while True:
         for body in bodies:
@@ -79,8 +95,8 @@ async def _client(
                 text = await answer.text()
                 if answer.status != 200:
                     raise ServeError(f"{answer.status}: {text}")
-                ended = time.perf_counter()
-                requests.append(_Request(ended, ended - began, _parts(answer.headers.get("Server-Timing", ""))))
+                parts = _parts(answer.headers.get("Server-Timing", ""))
+                requests.append(Request(began, time.perf_counter(), parts))
 
 
 def _parts(header: str) -> dict[str, float]:

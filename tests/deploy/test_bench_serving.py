@@ -2,7 +2,7 @@
 
 import pytest
 
-from mqmk.deploy.bench_clients import Asked, ask
+from mqmk.deploy.bench_clients import Asked, Request, ask, summary
 from mqmk.deploy.bench_inputs import publish_random_pool, write_pictures
 from mqmk.deploy.bench_plain import plain_server
 from mqmk.deploy.bench_predictor import PredictorSettings, predictors
@@ -42,6 +42,13 @@ def test_clients_ask_a_plain_server_and_tell_what_they_saw(folder, kind, parts):
         assert found.rate == pytest.approx(2e3 / found.p50_ms, rel=0.6)  # two clients, always one request each
         with pytest.raises(ServeError, match="gave up"):
             ask(f"{url}/nowhere", clients=1, seconds=1.0, pictures=folder / "pictures")
+
+
+def test_the_rate_does_not_depend_on_where_a_batch_ends():
+    batches = [Request(begin, begin + 3.0, {}) for begin in (0.0, 3.0, 6.0) for _ in range(30)]
+    assert summary(30, batches, 1.0, 4.0).rate == summary(30, batches, 2.5, 5.0).rate == 10.0
+    with pytest.raises(ServeError, match="no answer"):
+        summary(30, batches, 9.0, 10.0)
 
 
 def test_the_predictor_is_timed_alone_and_in_several_processes(folder):
