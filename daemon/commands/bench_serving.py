@@ -4,7 +4,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,7 @@ def serving(
     from mqmk.deploy.bench_serving import BenchSettings, measure_serving
 
     settings = BenchSettings(backbone, weights, tasks, rounds=rounds, seconds=seconds)
-    with _private_ray(settings.cores) as folder:
+    with redirect_stdout(sys.stderr), _private_ray(settings.cores) as folder:  # Ray prints what it thinks of
         report = measure_serving(settings, folder, parts or PARTS, lambda line: click.echo(line, err=True))
     tell(report.as_json(), lambda console: _tables(report, console), report.bars, as_json)
 
