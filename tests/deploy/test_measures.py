@@ -385,8 +385,8 @@ def test_a_pool_with_a_calibration_that_cannot_be_used_is_refused(vit, calibrate
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of pydantic, in Serve's own settings
-def test_ray_accepts_every_declared_metric_and_is_handed_sums(monkeypatch):
-    door, handed = RayMetrics(), []
+def test_ray_accepts_every_declared_metric_and_is_handed_sums_and_every_observation(monkeypatch):
+    door, handed, observed = RayMetrics(), [], []
     for name, made in door._made.items():
         assert made.info["name"] == name
     made = door._made["mqmk_answers_total"]
@@ -398,3 +398,11 @@ def test_ray_accepts_every_declared_metric_and_is_handed_sums(monkeypatch):
     door.flush()
     door.flush()
     assert handed == [(5e-324, {"task": "birds"}), (3.0, {"task": "birds"})]
+    histogram = door._made["mqmk_batch_images"]
+    monkeypatch.setattr(histogram, "observe", lambda value, tags: observed.append((value, tags)))
+    for images in range(40):
+        door.observe("mqmk_batch_images", images)
+    assert observed == [], "a request waits for nothing"
+    door.flush()
+    door.flush()
+    assert observed == [(images, {}) for images in range(40)]
