@@ -200,7 +200,8 @@ class Life:
 
     def learn(self) -> None:
         """The next theme, with drawings that were not shown like this before."""
-        theme = list(sketches.TASKS)[self.learned % len(sketches.TASKS)]
+        free = [theme for theme in sketches.TASKS if theme not in {theme for _, theme in self.live}]
+        theme = free[self.learned % len(free)]
         name, dice = f"{theme}-{self.learned}", random.Random(self.learned)
         self.learned += 1
         with tempfile.TemporaryDirectory(prefix="mqmk-soak-") as folder:
