@@ -4,7 +4,7 @@ BIN := .venv/bin
 PARTS := src/mqmk/matcher src/mqmk/learner src/mqmk/daemon src/mqmk/deploy
 DRAWINGS := build/package/src/drawings
 
-.PHONY: demo test lint audit bench kill-test chaos-test fuzz-test fault-test soak-test nodes-test swap-test observe-test pretrain clean
+.PHONY: demo test lint audit bench minutes-test kill-test chaos-test fuzz-test fault-test soak-test nodes-test swap-test observe-test pretrain clean
 
 demo: .venv/installed
 	$(BIN)/mqmk-daemon demo
@@ -34,6 +34,10 @@ bench: .venv/installed
 # Kills the daemon at every durable step and at random moments, then looks for anything lost, doubled or out of step.
 kill-test: .venv/installed
 	cd tests && ../$(BIN)/python kill_stream.py 500
+
+# A minute of chaos and a minute of soak: they need the machine for themselves, so they are no part of `make test`.
+minutes-test: .venv/installed
+	MQMK_CHAOS_TEST=1 MQMK_SOAK_TEST=1 $(BIN)/python -m pytest tests/daemon/test_chaos.py tests/test_soak.py
 
 # Ten minutes in which something random is killed every few seconds while tasks arrive and clients ask.
 SECONDS ?= 600
