@@ -149,7 +149,8 @@ class RayCluster:
             self.ledger.set_health("ray", True)
             self._serve_again(now)
             return
-        self.ledger.set_health("ray", False, str(health))
+        if not health.is_well:  # else it is we who did not get in, and the ledger has the reason
+            self.ledger.set_health("ray", False, str(health))
         if verdict is Verdict.RESTART or not self._joined:
             self._join_again(health, verdict)
 
