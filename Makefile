@@ -37,7 +37,7 @@ kill-test: .venv/installed
 
 # A minute of chaos and a minute of soak: they need the machine for themselves, so they are no part of `make test`.
 minutes-test: .venv/installed
-	MQMK_CHAOS_TEST=1 MQMK_SOAK_TEST=1 $(BIN)/python -m pytest tests/daemon/test_chaos.py tests/test_soak.py
+	MINUTES_TEST=1 $(BIN)/python -m pytest tests/daemon/test_chaos.py tests/test_soak.py
 
 # Ten minutes in which something random is killed every few seconds while tasks arrive and clients ask.
 SECONDS ?= 600

@@ -26,7 +26,7 @@ CARDS = {
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one minute of kills showed. It takes both cores for minutes, so it does not run beside other tests."""
-    if not os.environ.get("MQMK_CHAOS_TEST"):
+    if not os.environ.get("MINUTES_TEST"):
         pytest.skip("a minute of kills needs the machine for itself: make minutes-test")
     file = tmp_path_factory.mktemp("chaos") / "chaos.json"
     command = [sys.executable, str(TESTS / "chaos.py"), "--seconds", "60", "--every", "15", "--seed", "1"]
