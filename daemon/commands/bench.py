@@ -61,7 +61,7 @@ def training(backbone: str, batch: int, rounds: int, as_json: bool) -> None:
     def lines(console: "Console") -> None:
         for row in rows:
             speed = f"{row.images_per_second:8.1f} images/s  {row.ratio_to_two_pass:.2f} x"
-            console.print(f"{row.backbone:24} {row.step:28} {speed}", highlight=False)
+            console.print(f"{row.backbone:24} {row.step:28} {speed}", highlight=False, soft_wrap=True)
 
     tell({"rows": [asdict(row) for row in rows], "bars": [asdict(bar) for bar in bars]}, lines, bars, as_json)
 

@@ -25,6 +25,8 @@ def tell(
         console = Console()
         tables(console)
         for bar in bars:
-            console.print(f"{'holds' if bar.holds else 'FAILS'}  {bar.promise}: {bar.measured:g}", highlight=False)
+            console.print(
+                f"{'holds' if bar.holds else 'FAILS'}  {bar.promise}: {bar.measured:g}", highlight=False, soft_wrap=True
+            )
     if not all(bar.holds for bar in bars):
         sys.exit(1)
