@@ -120,6 +120,8 @@ class RayCluster:
         if self.config.ray.address == "local":
             self.head = ensure_head(head_settings(self.config))
             attach(self.head)
+            if self.config.serve.enabled:
+                serving.refuse_a_taken_port(serve_settings(self.config))
         else:
             attach(ClusterAddress(self.config.ray.address))
         self.workers.trainers = trainers_that_fit(self.config)

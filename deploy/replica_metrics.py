@@ -16,6 +16,8 @@ Series = tuple[str, tuple[str, ...]]
 """A metric's name and the values of its labels."""
 AT_ONCE: Final = 16
 """Values of histograms that are handed on without a break; each takes some microseconds."""
+MOST_KEPT: Final = 100_000
+"""Values that wait for `flush`, which comes every two seconds; if it does not come, the oldest are lost and not memory."""
 _DECLARED: Final = {metric.name: metric for metric in REPLICA_METRICS}
 
 
@@ -58,7 +60,7 @@ class RayMetrics:
         self._made = {metric.name: _made(metric) for metric in REPLICA_METRICS}
         self._tags: dict[Series, dict[str, str]] = {}
         self._counted: dict[Series, float] = {}
-        self._observed: deque[tuple[Series, float]] = deque()
+        self._observed: deque[tuple[Series, float]] = deque(maxlen=MOST_KEPT)
         self._lock = threading.Lock()
 
     def add(self, name: str, value: float, *labels: str) -> None:

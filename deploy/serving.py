@@ -34,7 +34,6 @@ _OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))  #
 def deploy(settings: ServeSettings) -> None:
     """Start the service if it does not run with these settings; returns while its replicas still start."""
     haproxy.prepare(settings)
-    _refuse_a_taken_port(settings)
     serve.start(
         proxy_location=_PROXIES[settings.proxies],
         http_options=HTTPOptions(
@@ -57,8 +56,8 @@ def deploy(settings: ServeSettings) -> None:
     (settings.reports / DEPLOYED).write_text(json.dumps({"settings": digest, "url": settings.url}))
 
 
-def _refuse_a_taken_port(settings: ServeSettings) -> None:
-    """Serve would try to listen there for ever."""
+def refuse_a_taken_port(settings: ServeSettings) -> None:
+    """For a proxy on this machine, before its first start: it would try to listen there for ever."""
     if serve.status().proxies:  # ours listens there
         return
     with suppress(OSError), socket.create_connection((settings.host, settings.port), timeout=1):

@@ -128,7 +128,7 @@ class Proof:
     def problems(self) -> list[str]:
         """Sentences about what is wrong. Nobody is told of an unplugged machine: what is sent to it until that is
         noticed waits for its time-out."""
-        unnoticed = max((one for one in self.found["failed later"]), default=0.0)
+        unnoticed = max(self.found["failed later"], default=0.0)
         promises = {
             "a request failed while a version was published": not self.found["failed while published"],
             "replicas were not on two machines": len(self.found["nodes"]) == 2,

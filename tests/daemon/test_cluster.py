@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from daemon_parts import daemon, small_config
+from ports import free_port
 from running_daemon import RunningDaemon
 
 from mqmk.daemon.bucket import Bucket
-from mqmk.daemon.config import Ray
+from mqmk.daemon.config import Ray, Serve
 from mqmk.daemon.errors import RayError
 from mqmk.daemon.jobs import Build, Learn, Validate
 from mqmk.daemon.ledger import Ledger
@@ -71,7 +72,7 @@ def test_ray_is_looked_after_in_a_long_pause_too_and_its_trouble_ends_nothing(tm
 def test_a_service_that_dies_while_it_starts_for_the_first_time_is_started_again(tmp_path: Path) -> None:
     from mqmk.daemon.cluster import RayCluster
 
-    config, deployed = replace(small_config(tmp_path), ray=Ray(num_cpus=1)), []
+    config, deployed = replace(small_config(tmp_path), ray=Ray(num_cpus=1), serve=Serve(port=free_port())), []
 
     def deploy(settings: ServeSettings) -> None:
         deployed.append(settings)
