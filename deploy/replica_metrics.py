@@ -17,7 +17,7 @@ Series = tuple[str, tuple[str, ...]]
 AT_ONCE: Final = 16
 """Values of histograms that are handed on without a break; each takes some microseconds."""
 MOST_KEPT: Final = 100_000
-"""Values that wait for `flush`, which comes every two seconds; if it does not come, the oldest are lost and not memory."""
+"""Values that wait for `flush`, which comes every two seconds; if it does not come, the oldest are dropped."""
 _DECLARED: Final = {metric.name: metric for metric in REPLICA_METRICS}
 
 
