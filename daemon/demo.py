@@ -13,7 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from mqmk.daemon.demo_daemon import DemoDaemon
+from mqmk.daemon.demo_daemon import DemoDaemon, typed
 from mqmk.daemon.demo_pictures import DemoTask, Question
 from mqmk.daemon.demo_questions import Answers, ask, is_up
 from mqmk.daemon.errors import DaemonError
@@ -193,7 +193,8 @@ class Demo:
 
 def mlflow_command(daemon: DemoDaemon) -> str | None:
     """What to type to see the trainings and versions."""
-    return f"mlflow ui --backend-store-uri {daemon.config.tracking_uri}" if daemon.config.mlflow.enabled else None
+    command = f"{typed('mlflow')} ui --backend-store-uri {daemon.config.tracking_uri}"
+    return command if daemon.config.mlflow.enabled else None
 
 
 def lost(rounds: Sequence[Round], kind: Kind) -> float:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -122,6 +123,14 @@ def free_port(wanted: int | None = None, *taken: int) -> int:
     if wanted:
         raise DaemonError(f"port {wanted} is taken already; choose another one, or leave it out and get a free one")
     raise DaemonError(f"no free port between {PORTS.start} and {PORTS.stop}: choose with --port and --metrics-port")
+
+
+def typed(program: str) -> str:
+    """What to type for a program that is installed beside this one: `make demo` puts neither on the shell's path."""
+    own, found = Path(sys.executable).with_name(program), shutil.which(program)
+    if found and Path(found).resolve() == own.resolve():
+        return program
+    return str(own.relative_to(Path.cwd())) if own.is_relative_to(Path.cwd()) else str(own)
 
 
 def new_state_folder(parent: Path, name: str) -> Path:

@@ -116,11 +116,14 @@ def _own_task(name: str, labels: tuple[str, ...], by_label: Mapping[str, Sequenc
 
 
 def _kept_back(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Which pictures are asked about, and which are learned from: by content, so that copies stay on one side."""
+    """Which pictures are asked about, and which are learned from: by content, so that copies stay on one side.
+
+    Those with the largest hashes are asked about: the smallest are what the daemon holds out to judge the task by.
+    """
     by_content: dict[str, list[Path]] = {}
     for path in paths:
         by_content.setdefault(hashlib.sha256(path.read_bytes()).hexdigest(), []).append(path)
-    contents = sorted(by_content)
+    contents = sorted(by_content, reverse=True)
     count = max(1, min(QUESTIONS_PER_CLASS, len(contents) // KEPT_BACK))
     asked = [by_content[content][0] for content in contents[:count]]
     return asked, [path for content in contents[count:] for path in by_content[content]]

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mqmk.daemon.demo import BASELINE, EXACT, SERVED, Demo, Round, lost, mlflow_command
+from mqmk.daemon.demo_daemon import typed
 from mqmk.daemon.demo_pictures import DemoTask
 from mqmk.daemon.ledger import State
 
@@ -88,7 +89,8 @@ class LiveView:
         self._draw()
 
     def _draw(self) -> None:
-        head = Text(f"{_clock(time.monotonic() - self._begun)}  {self._said}", overflow="fold")
+        passed = _clock(time.monotonic() - self._begun)
+        head = Text(f"{passed} since the start; {self._said}", overflow="fold")
         self._live.update(Group(head, self._table()))
 
     def _table(self) -> Table:
@@ -166,8 +168,8 @@ def places(demo: Demo, document: Mapping[str, Any], results: str) -> list[tuple[
         ("metrics", document["metrics_url"]),
         ("MLflow", mlflow_command(demo.daemon)),
         ("ask", f"curl --data-binary '@{question.path}' {url}/predict"),
-        ("look", f"mqmk-daemon status --state {state}"),
-        ("report", f"mqmk-daemon report --state {state}"),
+        ("look", f"{typed('mqmk-daemon')} status --state {state}"),
+        ("report", f"{typed('mqmk-daemon')} report --state {state}"),
         ("figures", results),
     ]
     return [(name, text) for name, text in found if text]

@@ -92,7 +92,7 @@ def _run(flags: dict[str, str], state: Path | None, wishes: Wishes) -> None:
     from rich.console import Console
 
     from mqmk.daemon.config_sources import load
-    from mqmk.daemon.demo_daemon import DemoDaemon
+    from mqmk.daemon.demo_daemon import DemoDaemon, typed
 
     begun, folder = time.monotonic(), _state_folder(state)
     flags["state.dir"] = str(folder)
@@ -109,7 +109,7 @@ def _run(flags: dict[str, str], state: Path | None, wishes: Wishes) -> None:
             raise SystemExit(130) from None
         finally:
             console.print(
-                f"The daemon and its Ray are gone; `mqmk-daemon start --state {folder}` goes on from here, "
+                f"The daemon and its Ray are gone; `{typed('mqmk-daemon')} start --state {folder}` goes on from here, "
                 f"`rm -r {folder}` forgets it.", soft_wrap=True
             )  # fmt: skip
 

@@ -1,5 +1,6 @@
 """The demo: a real daemon learns before one's eyes, every figure is of that moment, and nothing is left running."""
 
+import hashlib
 import json
 import signal
 import socket
@@ -22,6 +23,8 @@ from mqmk.daemon.errors import DaemonError
 from mqmk.daemon.processes import arguments, processes
 from mqmk.daemon.ray_head import head_processes
 from mqmk.learner import sketches
+from mqmk.learner.manifest import DEFAULT_HOLDOUT
+from mqmk.learner.shards import is_held_out
 
 COMMAND = Path(sys.executable).with_name("mqmk-daemon")
 SECONDS = 480
@@ -134,7 +137,7 @@ def own_pictures(tmp_path: Path) -> Path:
 @pytest.fixture
 def running(tmp_path: Path, own_pictures: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     options = ["--data", str(own_pictures), "--tasks", "2", "--state", str(tmp_path / "state")]
-    for setting in ("train.epochs=1", "mlflow.enabled=false", "gate.fresh_process=false"):
+    for setting in ("train.epochs=1", "mlflow.enabled=false", "gate.fresh_process=false", "gate.accuracy_floor=0"):
         options += ["--set", setting]
     with subprocess.Popen([COMMAND, "demo", *options], stdout=subprocess.PIPE, text=True) as process:
         yield process, tmp_path / "state"
@@ -146,7 +149,7 @@ def test_it_learns_own_class_folders_and_a_signal_ends_all_of_it(running):
     deadline = time.monotonic() + SECONDS
     for line in process.stdout:
         assert time.monotonic() < deadline
-        if "after part-1, 5 classes, 10 pictures asked" in line:
+        if "after part-2, 10 classes, 20 pictures asked" in line:
             break
     assert left_over(state) != []
     process.send_signal(signal.SIGTERM)
@@ -166,6 +169,16 @@ def test_own_classes_are_split_into_tasks_and_some_pictures_kept_back(own_pictur
         assert len(asked) == 2 * len(task.classes)
         assert len(learned) == 10 * len(task.classes)
         assert not learned & asked
+
+
+def test_what_the_daemon_judges_a_task_by_is_left_to_it(own_pictures, tmp_path):
+    pictures = [path.read_bytes() for path in own_pictures.rglob("*.png")]
+    held_out = {each for each in pictures if is_held_out(hashlib.sha256(each).digest(), DEFAULT_HOLDOUT)}
+    left = set()
+    for task in own_tasks(own_pictures, 2, most_questions=1000):
+        left |= {path.read_bytes() for path in task.write(tmp_path / task.name).rglob("*.png")}
+    assert len(held_out) > 10
+    assert held_out <= left
 
 
 def test_copies_of_a_picture_stay_on_one_side(tmp_path):
