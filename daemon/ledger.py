@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from mqmk.daemon.errors import LedgerError
 from mqmk.daemon.ledger_rows import IN_POOL, Command, Event, Health, State, TaskRow, VersionRow
@@ -22,6 +22,8 @@ from mqmk.daemon.ledger_schema import migrate
 
 __all__ = ["IN_POOL", "Command", "Event", "Health", "Ledger", "State", "TaskRow", "VersionRow"]
 
+PATIENCE_SECONDS: Final = 30.0
+"""How long another process may have the file to itself."""
 _JSON = frozenset({"report", "metrics", "evaluation", "detail"})
 _BOOL = frozenset({"approved", "tidied", "recorded", "up"})
 
@@ -33,10 +35,10 @@ class Ledger:
         self._clock, self._data_version = clock, 0
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(path, timeout=PATIENCE_SECONDS, isolation_level=None, check_same_thread=False)
             _make_private(path)
             self._db.row_factory = sqlite3.Row
-            self._db.execute("PRAGMA journal_mode = WAL")
+            _use_wal(self._db)
             self._db.execute("PRAGMA synchronous = FULL")
             migrate(self._db)
         except (sqlite3.DatabaseError, OSError) as error:
@@ -310,6 +312,19 @@ class Ledger:
         """A fact that was kept."""
         found = self._rows("SELECT value FROM facts WHERE name = ?", name)
         return found[0]["value"] if found else None
+
+
+def _use_wal(db: sqlite3.Connection) -> None:
+    """Of two who do this to a new file at the same moment, SQLite makes none wait: one is told that it is locked."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def _make_private(path: Path) -> None:
