@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
@@ -13,7 +14,7 @@ from mqmk.daemon.ledger import Ledger
 from mqmk.daemon.logs import event
 from mqmk.daemon.orchestrator import Replica
 from mqmk.daemon.ray_attach import Cluster as ClusterAddress
-from mqmk.daemon.ray_attach import attach, detach
+from mqmk.daemon.ray_attach import attach, detach, wait_for
 from mqmk.daemon.ray_command import RayHeadSettings, temp_folder
 from mqmk.daemon.ray_head import Head, ensure_head
 from mqmk.daemon.ray_watch import HeadHealth, Verdict, Watch, check, judge, repair
@@ -127,13 +128,13 @@ class RayCluster:
         self.workers.trainers = trainers_that_fit(self.config)
         self.workers.warm_up()
         if self.config.serve.enabled:
-            self.deploy(serve_settings(self.config))
+            wait_for(lambda: self.deploy(serve_settings(self.config)), self._hopeless)
         self._joined, self._served_at = True, time.monotonic()
         self.ledger.set_health("ray", True)
         log.info(f"Ray is ready, {self.workers.trainers} trainers", extra=event("ray.ready", release=version("ray")))
 
     def tend(self) -> None:
-        """Look after the head every couple of seconds; a dead one is started again, and Serve comes back with it."""
+        """Look after the head every couple of seconds; a dead one is started again, and the service on it."""
         now = time.monotonic()
         if self.config.pools.url and now - self._reminded_at > REMIND_SECONDS:
             self._reminded_at = now
@@ -157,10 +158,11 @@ class RayCluster:
             self._join_again(health, verdict)
 
     def _join_again(self, health: HeadHealth, verdict: Verdict) -> None:
-        self._leave()
         try:
-            if verdict is Verdict.RESTART:
-                self.head = repair(head_settings(self.config), health)
+            with ThreadPoolExecutor(1) as meanwhile:
+                meanwhile.submit(self._leave)  # Ray takes ten seconds to leave what is dead
+                if verdict is Verdict.RESTART:
+                    self.head = repair(head_settings(self.config), health)
             self._join()
         except Exception as error:  # Ray and Serve raise anything when they die again meanwhile
             self._failed_to_join(error)
@@ -184,9 +186,14 @@ class RayCluster:
             self._served_at = now
             log.warning("no replica lives: deploying again if Serve gave up", extra=event("serve.deploy_again"))
             try:
-                self.deploy(serve_settings(self.config))
+                wait_for(lambda: self.deploy(serve_settings(self.config)), self._hopeless)
             except Exception as error:  # as above
                 log.error(f"could not deploy again: {error}", extra=event("serve.down", error=repr(error)))
+
+    def _hopeless(self) -> str | None:
+        """Why nothing more is to be expected from the head."""
+        health = check(self.head) if self.head else HeadHealth()
+        return str(health) if health.dead else None
 
     def _is_serving(self) -> bool:
         return self.config.serve.enabled and bool(self.replicas())

@@ -24,14 +24,14 @@ class Process:
 
 
 def process(pid: int) -> Process | None:
-    """The process with this id, or None where there is none; a zombie is none."""
+    """The process with this id, or None if there is none; a zombie is none once its last thread has let go of all."""
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
     name = text[text.index("(") + 1 : text.rindex(")")]  # a name may itself hold brackets and spaces
     state, *numbers = text[text.rindex(")") + 1 :].split()
-    if state in "ZX":
+    if state in "ZX" and int(numbers[16]) <= 1:
         return None
     return Process(pid, name, session=int(numbers[2]), start_ticks=int(numbers[18]))
 
@@ -68,9 +68,10 @@ def working_folder(pid: int) -> Path | None:
 def end_all(find: Callable[[], list[Process]], grace_seconds: float, kill_seconds: float = 10.0) -> list[Process]:
     """SIGTERM to all that `find` names, SIGKILL to those left after the grace; returns those that outlived even that.
 
-    `find` is asked again each time: a dying parent may still have started a child.
+    Without a grace nobody is asked. `find` is asked again each time: a dying parent may still have started a child.
     """
-    _signal_all(find(), signal.SIGTERM)
+    if grace_seconds > 0:
+        _signal_all(find(), signal.SIGTERM)
     deadline = time.monotonic() + grace_seconds
     while (left := find()) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,8 @@ from mqmk.daemon.ray_head import Head
 from mqmk.daemon.ray_probe import speaks_grpc
 
 NAMESPACE: Final = "mqmk"
+GCS_SECONDS: Final = "3600"
+"""Ray would end this process when the GCS is dead for 60 s; who looks after the head (cluster.py) knows better."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +40,40 @@ def attach(where: Head | Cluster, namespace: str = NAMESPACE, deadline_seconds: 
         _check_token(where.address, where.token_file.read_text().strip(), where.token_file)
     _set_environment(where)
     detach()
+    late = f"it answers but did not let us in within {deadline_seconds:.0f} s"
+    try:
+        wait_for(
+            lambda: _connect(where.address, namespace),
+            hopeless=lambda: late if time.monotonic() > begun + deadline_seconds else None,
+        )
+    except Exception as error:
+        raise RayError(f"cannot attach to Ray at {where.address}: {error}") from error
+    finally:
+        _keep_our_signal_handlers()
+
+
+def wait_for(call: Callable[[], None], hopeless: Callable[[], str | None], look_seconds: float = 0.5) -> None:
+    """Call in a thread, and wait while there is hope; else TimeoutError with the reason.
+
+    Ray's own calls wait for ever for a head that dies under them, or end this process after a minute.
+    """
     failure: list[BaseException] = []
-    thread = threading.Thread(target=_connect, args=(where.address, namespace, failure), name="ray-attach", daemon=True)
+
+    def calling() -> None:
+        try:
+            call()
+        except BaseException as error:  # it is raised again by whoever waits for this thread
+            failure.append(error)
+
+    thread = threading.Thread(target=calling, name="ray-call", daemon=True)
     thread.start()
-    thread.join(max(0.1, begun + deadline_seconds - time.monotonic()))
-    if thread.is_alive():
-        raise RayError(f"Ray at {where.address} answers but did not let us in within {deadline_seconds:.0f} s")
-    _keep_our_signal_handlers()
+    thread.join(look_seconds)
+    while thread.is_alive():
+        if reason := hopeless():
+            raise TimeoutError(reason)
+        thread.join(look_seconds)
     if failure:
-        raise RayError(f"cannot attach to Ray at {where.address}: {failure[0]}") from failure[0]
+        raise failure[0]
 
 
 def _keep_our_signal_handlers() -> None:
@@ -63,13 +91,10 @@ def detach() -> None:
     ray.shutdown()
 
 
-def _connect(address: str, namespace: str, failure: list[BaseException]) -> None:
+def _connect(address: str, namespace: str) -> None:
     import ray
 
-    try:
-        ray.init(address, namespace=namespace, log_to_driver=False, configure_logging=False)
-    except BaseException as error:  # it is raised again by whoever waits for this thread
-        failure.append(error)
+    ray.init(address, namespace=namespace, log_to_driver=False, configure_logging=False)
 
 
 def _wait_until_answering(address: str, deadline: float) -> None:
@@ -103,6 +128,7 @@ def _set_environment(where: Head | Cluster) -> None:
     if where.token_file is not None:
         os.environ.pop("RAY_AUTH_TOKEN", None)  # it would win over the file
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(where.token_file)}
+    os.environ |= {"RAY_gcs_rpc_server_reconnect_timeout_s": GCS_SECONDS}
     local = isinstance(where, Head)
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0" if local else "1"
     from ray._private import ray_constants

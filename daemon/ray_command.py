@@ -84,7 +84,7 @@ def command(settings: RayHeadSettings, ports: Ports, temp_folder: Path) -> list[
     return [*start, "--disable-usage-stats", "--no-monitor", *given]  # the monitor would only scale a cloud
 
 
-def environment(settings: RayHeadSettings, token_file: Path, storage: Path) -> dict[str, str]:
+def environment(settings: RayHeadSettings, token_file: Path) -> dict[str, str]:
     """The variables of every process of the head; a user's own RAY_ variables for another cluster do not leak in."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     ours = {
@@ -94,8 +94,6 @@ def environment(settings: RayHeadSettings, token_file: Path, storage: Path) -> d
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_START_HOOK": f"{__name__}.{without_client_server.__name__}",
         "DASHBOARD_METRIC_PORT": "0",  # else 44227, which two heads would share
-        "RAY_gcs_storage": "rocksdb",  # a restarted head brings Serve and detached actors back
-        "RAY_gcs_storage_path": str(storage),
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # else 30 seconds of waiting after SIGTERM
         "RAY_enable_worker_prestart": "0",  # no idle worker of 126 MiB for each CPU
         "RAY_prestart_worker_first_driver": "0",

@@ -7,7 +7,6 @@
 <folder>/head.json      where the head is: `{"address", "pid", ...}`; written when it answers
 <folder>/head.lock      held while a head is started, repaired or stopped: two starters end with one head
 <folder>/token          Ray's token, readable by the owner only
-<folder>/gcs/           what Ray remembers over a restart: Serve applications and detached actors
 <folder>/head.log       what `ray start` said; Ray's other logs are in its temporary folder
 """
 
@@ -80,7 +79,7 @@ class Head:
 
 
 def ensure_head(settings: RayHeadSettings) -> Head:
-    """The living head of this folder, else a new one that remembers what the dead one served."""
+    """The living head of this folder, else a new one."""
     with _locked(settings.folder):
         head = find_head(settings.folder)
         if head is None or not _is_well(head):
@@ -95,18 +94,21 @@ def ensure_head(settings: RayHeadSettings) -> Head:
 
 
 def restart_head(settings: RayHeadSettings) -> Head:
-    """End what is left of the head and start it again; Serve applications and detached actors come back with it."""
+    """End what is left of the head and start it again, empty: Serve and all actors are gone.
+
+    Ray could keep them in a file. But a head that is told to end (a reboot) writes down that its node is gone and not
+    that the actors must be started again; the next head then waits for a controller that never comes.
+    """
     with _locked(settings.folder):
         return _start(settings)
 
 
 def stop_head(folder: Path) -> bool:
-    """End every process of this folder's head and forget what it remembered; False if there was none."""
+    """End every process of this folder's head; False if there was none."""
     if not folder.is_dir():
         return False
     with _locked(folder):
         ended = _end(folder, STOP_SECONDS)
-        shutil.rmtree(folder / "gcs", ignore_errors=True)
         shutil.rmtree(temp_folder(folder).parent, ignore_errors=True)
         (folder / "head.json").unlink(missing_ok=True)
     if ended:
@@ -143,32 +145,26 @@ def _start(settings: RayHeadSettings) -> Head:
     before = find_head(settings.folder)
     _end(settings.folder, grace_seconds=0.0)  # what is broken is not asked
     (settings.folder / "head.json").unlink(missing_ok=True)
-    storage = settings.folder.resolve() / "gcs"
-    if before is not None and before.ray_version != version("ray"):
-        shutil.rmtree(storage, ignore_errors=True)  # another version's files may mean something else
-    remembers, begun = storage.exists(), time.monotonic()
+    begun = time.monotonic()
     try:
-        return _launch(settings, before, storage)
+        return _launch(settings, before)
     except RayError as error:
         _end(settings.folder, grace_seconds=0.0)
-        if remembers:
-            log.warning("starting Ray without its memory: %s", error, extra=event("ray.memory_lost"))
-            shutil.rmtree(storage)
-        elif time.monotonic() - begun > settings.start_seconds / 2:
+        if time.monotonic() - begun > settings.start_seconds / 2:
             raise
-        else:  # on a busy machine `ray start` itself gives up after 30 s, whatever we would wait
-            log.warning("starting Ray once more: %s", error, extra=event("ray.start_again"))
-        return _launch(settings, before, storage)
+        # on a busy machine `ray start` itself gives up after 30 s, whatever we would wait
+        log.warning("starting Ray once more: %s", error, extra=event("ray.start_again"))
+        return _launch(settings, before)
 
 
-def _launch(settings: RayHeadSettings, before: Head | None, storage: Path) -> Head:
+def _launch(settings: RayHeadSettings, before: Head | None) -> Head:
     folder, begun = settings.folder.resolve(), time.monotonic()
     ports = choose_ports(settings, before.ports if before else None)
     temp, token = make_temp_folder(settings), _token(folder)
     (temp / "ray_current_cluster").unlink(missing_ok=True)  # Ray writes it when all is up
     launch = ["/bin/sh", "-c", LAUNCH, "sh", str(folder / "head.log"), *command(settings, ports, temp)]
     done = subprocess.run(
-        launch, cwd=folder, env=environment(settings, token, storage), stdout=subprocess.PIPE, text=True, check=True
+        launch, cwd=folder, env=environment(settings, token), stdout=subprocess.PIPE, text=True, check=True
     )
     leader = _wait_until_up(int(done.stdout), temp, folder, settings.start_seconds)
     head = _look_at(leader, ports, token, temp)

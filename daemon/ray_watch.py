@@ -6,7 +6,7 @@
         head = repair(settings, health)
 
 Who does what: Serve replaces replicas, its controller and its proxies by itself; `ray start --block` ends the head
-when the GCS, the raylet or an agent of it dies; the restart is ours, and attaching again after it.
+when the GCS, the raylet or an agent of it dies; the restart is ours, and attaching and deploying after it.
 """
 
 import enum
@@ -98,13 +98,13 @@ def judge(watch: Watch, health: HeadHealth, now: float) -> tuple[Watch, Verdict]
 
 
 def repair(settings: RayHeadSettings, health: HeadHealth) -> Head:
-    """Start the head again; Serve and detached actors come back with it, attached processes must attach again."""
+    """Start the head again, empty: whoever was attached must attach and deploy again."""
     log.error("%s: restarting the Ray head", health, extra=event("ray.restarting", why=str(health)))
     begun = time.monotonic()
     head = restart_head(settings)
     seconds = round(time.monotonic() - begun, 1)
     log.warning(
-        "the Ray head is back after %.1f s; Serve follows by itself",
+        "the Ray head is back after %.1f s; the service follows",
         seconds,
         extra=event("ray.restarted", address=head.address, pid=head.pid, seconds=seconds),
     )

@@ -12,7 +12,9 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import Any, Final
 
+import ray
 from ray import serve
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.config import ControllerOptions, HTTPOptions
 
 from mqmk.deploy import haproxy
@@ -58,8 +60,9 @@ def deploy(settings: ServeSettings) -> None:
 
 def refuse_a_taken_port(settings: ServeSettings) -> None:
     """For a proxy on this machine, before its first start: it would try to listen there for ever."""
-    if serve.status().proxies:  # ours listens there
-        return
+    with suppress(ValueError):
+        ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+        return  # Serve runs here, and its proxy listens there
     with suppress(OSError), socket.create_connection((settings.host, settings.port), timeout=1):
         raise ServeError(
             f"another program listens at {settings.host}:{settings.port}; choose another port "

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import deque
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any, Final
 
 from chaos_account import Row, explained, silences, table, went_back, windows, wrong_answers
 from chaos_clients import Clients, pictures
-from chaos_kills import Kill, Kind, Look, Throw, look, throws
+from chaos_kills import Kill, Kind, Look, look, throws
 from outside_checker import problems
 from PIL import Image
 from ports import free_port
@@ -53,7 +54,7 @@ class Chaos:
     """Seconds between two tasks."""
     kills: list[Kill] = field(default_factory=list)
     missed: int = 0
-    """Throws whose victim died before it was hit."""
+    """Throws that found nobody of their kind alive."""
     looks: list[Look] = field(default_factory=list)
     versions_seen: list[tuple[str, int | None]] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
@@ -84,22 +85,25 @@ class Chaos:
             self._pass_time(3.0)
 
     def _throw(self) -> None:
-        """Every throw hits: one that finds nobody of its kind alive lets the next ones go first."""
-        coming = throws(self.seed, self.seconds)
-        drop_at = time.time()
+        """Every throw hits in the end: one that finds nobody of its kind alive has its turn again after the others."""
+        coming = deque(throws(self.seed, self.seconds))
+        drop_at = last_hit = time.time()
         while coming:
-            self._until(lambda: self._hits(coming), QUIET_SECONDS, f"one of {[each.kind for each in coming]} is alive")
-            throw = coming.pop(coming.index(self._hits(coming)[0]))
-            self._kill(throw.kind, throw.which)
+            throw = coming.popleft()
+            if self._kill(throw.kind, throw.which):
+                last_hit = time.time()
+            elif time.time() - last_hit < QUIET_SECONDS:
+                coming.append(throw)
+            else:
+                raise TimeoutError(
+                    f"nobody to kill for {QUIET_SECONDS:g} s; {self._states()}\n{self.daemon.log[-6000:]}"
+                )
             next_at = time.time() + throw.pause
             while (now := time.time()) < next_at:
                 if now >= drop_at:
                     self.drop()
                     drop_at = now + self.every
                 self._turn()
-
-    def _hits(self, coming: list[Throw]) -> list[Throw]:
-        return [throw for throw in coming if self.looks[-1].pids[throw.kind]]
 
     def drop(self) -> None:
         """Another task of two classes of sketches."""
@@ -115,16 +119,18 @@ class Chaos:
         shutil.rmtree(source)
         self.dropped.append(name)
 
-    def _kill(self, kind: Kind, which: float) -> None:
+    def _kill(self, kind: Kind, which: float) -> bool:
+        """Whether anybody was there to be killed."""
         alive = self._look().pids[kind]
-        if not alive:
-            self.missed += 1  # it died in this very moment
-            return
-        kill = Kill(len(self.kills), kind, time.time(), alive[int(which * len(alive))])
-        with suppress(ProcessLookupError):
-            os.kill(kill.pid, signal.SIGKILL)
-            self.kills.append(kill)
-            say(f"{kill.at - self.looks[0].at:6.1f} s  kill {kill.number}: {kind} {kill.pid}")
+        if alive:
+            kill = Kill(len(self.kills), kind, time.time(), alive[int(which * len(alive))])
+            with suppress(ProcessLookupError):
+                os.kill(kill.pid, signal.SIGKILL)
+                self.kills.append(kill)
+                say(f"{kill.at - self.looks[0].at:6.1f} s  kill {kill.number}: {kind} {kill.pid}")
+                return True
+        self.missed += 1
+        return False
 
     # What the machine does in the meantime
 

@@ -1,10 +1,15 @@
 """What the daemon does about Ray while there is none; tests/chaos.py kills a real one."""
 
+import os
 import socket
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from signal import SIGKILL, SIGTERM
+from urllib.request import urlopen
 
 import pytest
 from daemon_parts import daemon, small_config
@@ -17,7 +22,8 @@ from mqmk.daemon.errors import RayError
 from mqmk.daemon.jobs import Build, Learn, Validate
 from mqmk.daemon.ledger import Ledger
 from mqmk.daemon.metrics import serve_metrics
-from mqmk.daemon.ray_head import stop_head
+from mqmk.daemon.processes import process
+from mqmk.daemon.ray_head import find_head, head_processes, stop_head
 from mqmk.daemon.ray_workers import RayWorkers
 from mqmk.daemon.service import Service
 from mqmk.deploy.settings import ServeSettings
@@ -69,7 +75,21 @@ def test_ray_is_looked_after_in_a_long_pause_too_and_its_trouble_ends_nothing(tm
         parts.close()
 
 
-def test_a_service_that_dies_while_it_starts_for_the_first_time_is_started_again(tmp_path: Path) -> None:
+def a_proxy_dies(_: Path) -> None:
+    raise RuntimeError("a proxy that was killed while it started")
+
+
+def the_gcs_dies(ray_folder: Path) -> None:
+    os.kill(find_head(ray_folder).gcs.pid, SIGKILL)
+    threading.Event().wait()  # as Ray's calls do then
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"), [(a_proxy_dies, "killed while it started"), (the_gcs_dies, "GCS is dead")]
+)
+def test_a_service_that_dies_while_it_starts_for_the_first_time_is_started_again(
+    tmp_path: Path, trouble: Callable[[Path], None], said: str
+) -> None:
     from mqmk.daemon.cluster import RayCluster
 
     config, deployed = replace(small_config(tmp_path), ray=Ray(num_cpus=1), serve=Serve(port=free_port())), []
@@ -77,13 +97,13 @@ def test_a_service_that_dies_while_it_starts_for_the_first_time_is_started_again
     def deploy(settings: ServeSettings) -> None:
         deployed.append(settings)
         if len(deployed) == 1:
-            raise RuntimeError("a proxy that was killed while it started")
+            trouble(config.ray_folder)
 
     ledger = Ledger(config.ledger_file)
     cluster = RayCluster(config, ledger, deploy=deploy)
     try:
         cluster.start()
-        assert [(each.up, "killed while it started" in each.says) for each in ledger.health()] == [(False, True)]
+        assert [(each.up, said in each.says) for each in ledger.health()] == [(False, True)]
         assert not cluster.workers.room_for(Validate)
         deadline = time.monotonic() + 60
         while len(deployed) < 2 and time.monotonic() < deadline:
@@ -108,3 +128,35 @@ def test_a_port_that_another_program_has_is_said_at_once_with_what_to_type(tmp_p
             assert "Traceback" not in daemon.log
         finally:
             daemon.end()
+
+
+def test_the_service_is_back_after_a_reboot_and_after_the_death_of_the_gcs(tmp_path: Path) -> None:
+    port = free_port()
+    daemon = RunningDaemon(tmp_path, {"serve.port": str(port), "metrics.port": "0", "mlflow.enabled": "false"})
+    ray_folder = daemon.state / "ray"
+
+    def lives() -> bool:
+        with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/v2/health/live", timeout=5) as answer:
+            return answer.status == 200
+        return False
+
+    try:
+        daemon.start()
+        daemon.wait_for(lives, 120, "the service answers")
+        for signal in (SIGTERM, SIGKILL):  # as a machine that is shut down: everybody is asked, then nobody
+            for each in [*head_processes(ray_folder), process(daemon.process.pid)]:
+                with suppress(ProcessLookupError):
+                    os.kill(each.pid, signal)
+            time.sleep(2)
+        daemon.process.wait()
+        assert not lives()
+        daemon.start()
+        daemon.wait_for(lives, 120, "the service answers after a reboot")
+
+        before = find_head(ray_folder)
+        os.kill(before.gcs.pid, SIGKILL)
+        daemon.wait_for(lambda: find_head(ray_folder) not in (None, before), 60, "there is another head")
+        daemon.wait_for(lives, 120, "the service answers without its GCS")
+        assert "Ray is not ready" not in daemon.log
+    finally:
+        daemon.end()

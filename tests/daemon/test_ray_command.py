@@ -41,7 +41,7 @@ def test_the_temporary_folder_has_a_short_path_and_belongs_to_one_state_folder(t
 def test_variables_for_another_ray_do_not_reach_the_head(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_ADDRESS", "elsewhere:1")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "another")
-    given = environment(RayHeadSettings(tmp_path, environment={"RAY_SERVE_X": "1"}), tmp_path / "t", tmp_path / "g")
+    given = environment(RayHeadSettings(tmp_path, environment={"RAY_SERVE_X": "1"}), tmp_path / "t")
     assert "RAY_ADDRESS" not in given
     assert "RAY_AUTH_TOKEN" not in given
     assert given["RAY_SERVE_X"] == "1"
