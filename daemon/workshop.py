@@ -1,10 +1,8 @@
 """What a worker does with a job: reads the bucket, trains, builds and judges versions. Plain Python, no Ray."""
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -85,15 +83,14 @@ class Workshop:
                           limits=self._config.limits)  # fmt: skip
         settings = replace(self._config.train, accumulate=self._config.train.accumulate * job.split)
         base = empty_pool(self.vit, settings) if job.base is None else decode(job.base, self.vit.info)[1]
-        with tempfile.TemporaryDirectory(prefix="mqmk-learn-") as folder:
-            file = Path(folder) / "checkpoint.safetensors"
-            if job.checkpoint is not None:
-                file.write_bytes(job.checkpoint)
+        states: list[bytes] = []
 
-            def progress(now: Progress) -> None:
-                report(Progressed(asdict(now), file.read_bytes()))
+        def progress(now: Progress) -> None:
+            report(Progressed(asdict(now), states.pop()))
 
-            trained = train_task(task, self.vit, base, settings, checkpoint_file=file, report=progress, team=team)
+        trained = train_task(
+            task, self.vit, base, settings, resume=job.checkpoint, keep=states.append, report=progress, team=team
+        )
         alone = trained.added_to(replace(base, tasks=()))
         return Learned(encode(alone, 0, None)[1], save(self._kept(task)))
 

@@ -1,26 +1,36 @@
-"""How a training run survives a kill: its whole state in one safetensors file, replaced atomically after each epoch."""
+"""How a training run survives a kill: its whole state after an epoch, as one safetensors file or its bytes."""
 
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from mqmk.matcher.durable import replace_file
 
 
+def to_bytes(tensors: dict[str, Tensor]) -> bytes:
+    """The state as it is kept."""
+    return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+
+
+def from_bytes(data: bytes) -> dict[str, Tensor] | None:
+    """The state that was kept; None where it cannot be read, so that training begins anew."""
+    try:
+        return load(data)
+    except SafetensorError:
+        return None
+
+
 def write(path: Path, tensors: dict[str, Tensor]) -> None:
     """Durable when this returns; a reader sees the old file or the new one."""
-    replace_file(path, save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))
+    replace_file(path, to_bytes(tensors))
 
 
 def read(path: Path) -> dict[str, Tensor] | None:
-    """The state that was written; None where there is none that can be read, so that training begins anew."""
-    try:
-        return load_file(path) if path.exists() else None
-    except SafetensorError:
-        return None
+    """The state that was written; None where there is none that can be read."""
+    return from_bytes(path.read_bytes()) if path.exists() else None
 
 
 def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
@@ -61,18 +60,20 @@ def train_task(
     pool: PromptPool,
     settings: TrainSettings,
     *,
-    checkpoint_file: Path | None = None,
+    resume: bytes | None = None,
+    keep: Callable[[bytes], None] | None = None,
     report: Callable[[Progress], None] = lambda _: None,
     team: Team = ALONE,
     regression: bool = False,
 ) -> Trained:
     """Learn one task. Reads no data of any other task and changes nothing that other tasks compute.
 
-    With `checkpoint_file`, a run that was killed goes on after its last whole epoch and ends with the same tensors.
+    After every epoch `keep` gets the whole state, before `report` is told. A run that was killed goes on from the last
+    one, given as `resume`, and ends with the same tensors.
     With `regression`, the task also keeps what the matcher `ridge` needs: 4 MB, many times the rest of it.
     """
     learning = Learning(task, vit, pool.to(vit.device), settings, regression)
-    if checkpoint_file and (saved := checkpoint.read(checkpoint_file)):
+    if resume and (saved := checkpoint.from_bytes(resume)):
         learning.restore(saved)
     while learning.epoch < settings.epochs and not learning.stalled:
         begun, total = time.monotonic(), 0.0
@@ -89,8 +90,8 @@ def train_task(
             torch.nn.utils.clip_grad_norm_(learning.trained, settings.clip)
             learning.optimiser.step()
         learning.end_epoch()
-        if checkpoint_file:
-            checkpoint.write(checkpoint_file, learning.tensors())
+        if keep:
+            keep(checkpoint.to_bytes(learning.tensors()))
         report(learning.progress(team.total(total) / len(task.training), time.monotonic() - begun))
     return learning.finish()
 

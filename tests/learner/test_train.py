@@ -97,30 +97,28 @@ class KilledError(Exception):
     [QUICK, dataclasses.replace(QUICK, keys="learned", patience=3)],
     ids=["plain", "learned-keys-early-stop"],
 )
-def test_a_killed_run_goes_on_and_ends_with_the_same_tensors(vit, birds, settings, tmp_path):
+def test_a_killed_run_goes_on_and_ends_with_the_same_tensors(vit, birds, settings):
     settings = dataclasses.replace(settings, epochs=4)
     pool = empty_pool(vit, settings)
     whole = tensors(train_task(birds, vit, pool, settings))
-    epochs = []
+    epochs, states = [], []
 
     def kill_after_two(progress):
         epochs.append(progress.epoch)
         if progress.epoch == 2:
             raise KilledError
 
-    file = tmp_path / "birds.safetensors"
     with pytest.raises(KilledError):
-        train_task(birds, vit, pool, settings, checkpoint_file=file, report=kill_after_two)
-    resumed = train_task(birds, vit, pool, settings, checkpoint_file=file, report=lambda p: epochs.append(p.epoch))
+        train_task(birds, vit, pool, settings, keep=states.append, report=kill_after_two)
+    resumed = train_task(birds, vit, pool, settings, resume=states[-1], report=lambda p: epochs.append(p.epoch))
     assert epochs == [1, 2, 3, 4]
     assert_same(whole, tensors(resumed))
 
 
-def test_a_damaged_checkpoint_means_beginning_anew(vit, birds, tmp_path):
-    file = tmp_path / "birds.safetensors"
-    file.write_bytes(b"half a file")
+def test_a_damaged_checkpoint_means_beginning_anew(vit, birds):
     epochs = []
-    train_task(birds, vit, empty_pool(vit, QUICK), QUICK, checkpoint_file=file, report=lambda p: epochs.append(p.epoch))
+    pool = empty_pool(vit, QUICK)
+    train_task(birds, vit, pool, QUICK, resume=b"half a file", report=lambda p: epochs.append(p.epoch))
     assert epochs == [1, 2]
 
 
