@@ -81,6 +81,8 @@ class Pools:
 
     url: S3Url | None = None
     """`s3://bucket/prefix` for copies of versions; replicas watch its `pools/CURRENT`. None: they watch the folder."""
+    keep: Count | None = None
+    """So many of the newest versions stay in the folder, and the current one; others go once recorded. None: all."""
     watch_seconds: Annotated[float, Range(0.01)] = 1.0
     """How often a replica looks at the pointer on S3; at the folder's, `serve.watch_seconds`."""
     cache: Path | None = None

@@ -20,6 +20,7 @@ POINTS: Final = (
     "hold.before", "hold.after",
     "mirror.before", "mirror.stored", "mirror.pointed",
     "record.before", "record.training", "record.version", "record.after", "record.alias",
+    "drop.before", "drop.after",
     "tidy.before", "tidy.done", "tidy.after",
     "command.before", "command.pointed", "command.acted", "command.after",
     "forget.before", "forget.purged",

@@ -361,7 +361,9 @@ class Orchestrator:
             log.info(f"serving {task.name}", extra=event("task.serving", task=task.name, seconds=round(seconds, 1)))
 
     def tidy(self) -> None:
-        """What `bucket.after_learning` asks for, as its own recorded step."""
+        """What `pools.keep` and `bucket.after_learning` ask for, the latter as its own recorded step."""
+        if self.config.pools.keep:
+            self.publication.drop_old(self.config.pools.keep, recorded=self.config.mlflow.enabled)
         how = self.config.bucket.after_learning
         for task in self.ledger.untidied() if how != "keep" else []:
             crash_points.reached("tidy.before")

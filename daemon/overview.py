@@ -18,7 +18,7 @@ from mqmk.daemon.metrics_ledger import LedgerReader
 from mqmk.daemon.passwords import hidden
 from mqmk.deploy.reports import ReplicaReport, live_reports
 from mqmk.matcher.errors import PoolError
-from mqmk.matcher.pointer import POINTER, read_pointer
+from mqmk.matcher.pointer import POINTER, Pointer, read_pointer
 
 NEXT_STEP: Mapping[State, str] = {
     State.DISCOVERED: "its samples are read and checked",
@@ -151,6 +151,7 @@ class Overview:
                 "kind": row.kind,
                 "task": names.get(row.task or 0),
                 "current": row.version == current,
+                "stored": (self.config.pools_folder / Pointer(row.version, row.digest).folder).is_dir(),
                 "recorded": row.recorded,
                 "matching_rate": row.evaluation.get("matching_rate"),
                 "accuracy": row.evaluation.get("accuracy"),

@@ -13,6 +13,7 @@ from mqmk.daemon.jobs import Built
 from mqmk.daemon.ledger import IN_POOL, Ledger, State, TaskRow, VersionRow
 from mqmk.daemon.logs import event
 from mqmk.daemon.state_files import StateFiles
+from mqmk.matcher.errors import PoolError
 from mqmk.matcher.pointer import Pointer
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,31 @@ class Publication:
                 held = [*held, task] if kind == "learn" else [each for each in held if each != task]
         return held
 
+    def _readable(self, row: VersionRow) -> Pointer:
+        """A version that can be served: one whose folder was removed or damaged cannot."""
+        pointer = Pointer(row.version, row.digest)
+        try:
+            self._files.store.read(pointer)
+        except PoolError as error:
+            raise LedgerError(
+                f"version {row.version} cannot be read: {error}; `mqmk-daemon doctor --rebuild` fetches what MLflow "
+                "has, but set pools.keep to none first"
+            ) from error
+        return pointer
+
+    def drop_old(self, keep: int, recorded: bool) -> None:
+        """Keep the newest so many versions, the current one and, where they are recorded, those that are not yet."""
+        current, folders = self._files.store.current(), self._files.store.folders()
+        stay = {row.version for row in self._ledger.unrecorded_versions()} if recorded else set()
+        stay |= {current.version} if current else set()
+        for number in [*folders][:-keep]:
+            for folder in folders[number] if number not in stay else []:
+                crash_points.reached("drop.before")
+                self._files.store.remove(folder)
+                crash_points.reached("drop.after")
+                log.info(f"removed version {number}", extra=event("version.removed", version=number))
+        self._files.store.sweep()
+
     def move_to(self, number: int) -> str:
         """Point at an earlier or later version; tasks that it does not hold are HELD, those that it holds PUBLISHED."""
         row = self._ledger.version(number)
@@ -81,7 +107,7 @@ class Publication:
         gone = [task.name for task in map(self._ledger.task, held) if task.state is State.FORGOTTEN]
         if gone:
             raise LedgerError(f"version {number} holds {', '.join(gone)}, which was forgotten; choose another version")
-        self._files.store.point_at(Pointer(row.version, row.digest))
+        self._files.store.point_at(self._readable(row))
         crash_points.reached("command.pointed")
         for task in self._ledger.tasks(*IN_POOL, State.HELD):
             if task.id in held and task.state is not State.PUBLISHED:

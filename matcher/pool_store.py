@@ -5,6 +5,7 @@ learned yet. Everything here may be done twice.
 """
 
 import re
+import shutil
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from mqmk.matcher.pool_files import PoolVersion, read_pool, write_pool
 from mqmk.matcher.prompted_vit import BackboneInfo
 
 _FOLDER = re.compile(r"([0-9]+)-([0-9a-f]{12})")
+_GONE = ".gone-"
 
 __all__ = ["Pointer", "PoolSource", "PoolStore"]
 
@@ -75,6 +77,16 @@ class PoolStore:
         if (found.version, found.digest) != (at.version, at.digest):
             raise PoolError(f"{self.folder / at.folder}: expected digest {at.digest}, got {found.digest}")
         return pool
+
+    def remove(self, version: Path) -> None:
+        """Take a version's folder out of the store: it is gone at once, as a whole. `sweep` frees its space."""
+        version.rename(self.folder / f"{_GONE}{version.name}")
+        sync_folder(self.folder)
+
+    def sweep(self) -> None:
+        """Delete what is left of removed versions, also by somebody who was killed on the way."""
+        for path in self.folder.glob(f"{_GONE}*"):
+            shutil.rmtree(path, ignore_errors=True)
 
     def folders(self) -> dict[int, list[Path]]:
         """Every version's folders, by number, in order; more than one only after damage from outside."""

@@ -30,6 +30,8 @@ from mqmk.learner.settings import TrainSettings
 
 POOLS_URL = "MQMK_POOLS_URL"
 """With this variable (`s3://bucket/prefix`, and AWS_... for its server) versions go to S3 and are checked there."""
+KEEP = 8
+"""So many versions stay in the store: `pools.keep`."""
 COMMANDS = ("command.before", "command.pointed", "command.acted", "command.after")
 FORGETTING = ("forget.before", "forget.purged")
 
@@ -55,9 +57,10 @@ class KillStream:
             evaluate=Evaluate(matchers=("mqmk", "mqmk-ei")),
         )
         self.config = replace(self.config, bucket=replace(self.config.bucket, after_learning="tag"))
+        self.config = replace(self.config, pools=Pools(keep=KEEP))
         if POOLS_URL in os.environ:
             url = S3Url(f"{os.environ[POOLS_URL]}/{self.folder.name}")
-            self.config = replace(self.config, pools=Pools(url, cache=self.folder / "cache"))
+            self.config = replace(self.config, pools=Pools(url, keep=KEEP, cache=self.folder / "cache"))
         self.mlflow = Path(self.config.tracking_uri.removeprefix("sqlite:///"))
         (self.folder / "bucket" / "tasks").mkdir(parents=True)
 
@@ -150,7 +153,7 @@ class KillStream:
         for _ in range(3):
             if self.live():
                 break
-        return problems(self.config.state.dir, self.folder / "bucket", self.mlflow) + self._problems_on_s3()
+        return problems(self.config.state.dir, self.folder / "bucket", self.mlflow, KEEP) + self._problems_on_s3()
 
     def _problems_on_s3(self) -> list[str]:
         """CURRENT there is the one here, and the version that it names is whole."""

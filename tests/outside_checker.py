@@ -14,8 +14,11 @@ IN_POOL = ("PUBLISHED", "SERVING")
 AT_REST = (*IN_POOL, "QUARANTINED", "CONFLICT", "HELD", "FORGOTTEN")
 
 
-def problems(state: Path, bucket: Path, mlflow: Path | None = None) -> list[str]:
-    """Sentences about what is wrong; none if everything is as it must be when the daemon has nothing to do."""
+def problems(state: Path, bucket: Path, mlflow: Path | None = None, keep: int | None = None) -> list[str]:
+    """Sentences about what is wrong; none if everything is as it must be when the daemon has nothing to do.
+
+    With `keep` the store has the newest so many versions, and the current one.
+    """
     with closing(sqlite3.connect(state / "ledger.sqlite")) as db:
         db.row_factory = sqlite3.Row
         tasks = [dict(row) for row in db.execute("SELECT * FROM tasks")]
@@ -24,7 +27,7 @@ def problems(state: Path, bucket: Path, mlflow: Path | None = None) -> list[str]
         pending = db.execute("SELECT count(*) FROM commands WHERE state = 'PENDING'").fetchone()[0]
     kept = pools(state / "pools")
     found = [f"{pending} commands were not acted on"] if pending else []
-    found += _tasks(tasks, bucket) + _versions(versions, kept, state) + _served(tasks, kept, state)
+    found += _tasks(tasks, bucket) + _versions(versions, kept, state, keep) + _served(tasks, kept, state)
     found += _trained_once(kept, {task["identity"] for task in tasks if task["id"] in anew})
     return found + (_mlflow(mlflow, versions, state) if mlflow else [])
 
@@ -62,11 +65,14 @@ def _tasks(tasks: list[dict[str, Any]], bucket: Path) -> list[str]:
     return found + [f"{name} is in the bucket and was never seen" for name in there if name not in known]
 
 
-def _versions(versions: list[dict[str, Any]], pools: dict[int, dict[str, Any]], state: Path) -> list[str]:
+def _versions(
+    versions: list[dict[str, Any]], pools: dict[int, dict[str, Any]], state: Path, keep: int | None
+) -> list[str]:
     numbers = [row["version"] for row in versions]
     found = [] if numbers == [*range(1, len(numbers) + 1)] else [f"versions have gaps: {numbers}"]
     found += [f"version {row['version']} is {row['step']}" for row in versions if row["step"] != "PUBLISHED"]
-    if set(numbers) != set(pools):
+    current = json.loads((state / "pools" / "CURRENT").read_text())["version"] if keep else None
+    if pools.keys() != {*numbers[-(keep or 0) :]} | ({current} if keep else set()):
         found.append(f"the ledger has versions {numbers}, the store {sorted(pools)}")
     for row in versions:
         card = pools.get(row["version"], {})

@@ -221,9 +221,10 @@ def versions(loaded: "Loaded", as_json: bool) -> None:
         table.add_column(column, no_wrap=True)
     table.add_column("created")
     for row in rows:
+        where = "recorded" if row["recorded"] else "waiting"
         table.add_row(
             f"{'→' if row['current'] else ' '} {row['version']}", Text(f"{row['kind']} {row['task'] or ''}"),
             row["matcher"] or "", _share(row["matching_rate"]), _share(row["accuracy"]),
-            "recorded" if row["recorded"] else "waiting", row["created_at"].replace("T", " "),
+            where if row["stored"] else f"{where} only", row["created_at"].replace("T", " "),
         )  # fmt: skip
     Console().print(table)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from daemon_parts import daemon, drop, small_config
 
-from mqmk.daemon.config import Config, Gate, Retry
-from mqmk.daemon.errors import BucketError, WorkerDied
+from mqmk.daemon.config import Config, Gate, Pools, Retry
+from mqmk.daemon.errors import BucketError, RegistryError, WorkerDied
 from mqmk.daemon.fresh_answer import FreshAnswers
 from mqmk.daemon.ledger import State
 from mqmk.daemon.orchestrator import Replica
@@ -172,6 +172,38 @@ def test_rolling_back_holds_later_tasks_and_the_next_version_builds_on_what_is_c
     current = parts.files.store.current()
     assert current and [task.name for task in parts.files.store.read(current).tasks] == [first, "fruit", second]
     assert registry.serving() == 4 and [version.version for version in registry.versions()] == [1, 2, 3, 4]
+
+
+def is_down(_record: object) -> str:
+    raise RegistryError("MLflow is down")
+
+
+def test_only_the_newest_versions_and_the_current_one_are_kept_and_none_that_mlflow_lacks(tmp_path: Path) -> None:
+    themes = ("sea", "birds", "fruit", "travel")
+    for task in themes[:3]:
+        drop(tmp_path / "bucket", task, per_class=6)
+    registry = MemoryRegistry()
+    parts = daemon(quick(tmp_path), registry=registry)
+    parts.run()
+    assert [*parts.files.store.folders()] == [1, 2, 3]
+    parts.ledger.ask("rollback", "1")
+    parts.run()
+    kept = replace(quick(tmp_path), pools=Pools(keep=1))
+    parts = daemon(kept, registry=registry)
+    parts.run()
+    assert [*parts.files.store.folders()] == [1, 3], "the current one stays, however old"
+    refused = parts.ledger.ask("rollback", "2")
+    parts.run()
+    answer = parts.ledger.command(refused.id)
+    assert answer.state == "REFUSED" and "version 2 cannot be read" in (answer.answer or "")
+    assert parts.files.store.current().version == 1, "CURRENT never names what is not there"
+    registry.record_training = is_down
+    drop(tmp_path / "bucket", themes[3], per_class=6)
+    parts.run()
+    assert [*parts.files.store.folders()] == [4], "1 and 3 were recorded and are not current any more"
+    parts.ledger.ask("promote", parts.ledger.task(parts.ledger.versions()[1].task or 0).name)
+    parts.run()
+    assert [*parts.files.store.folders()] == [4, 5], "4 waits for MLflow"
 
 
 def test_forgetting_publishes_a_version_without_the_task_and_deletes_its_data(tmp_path: Path) -> None:
