@@ -4,7 +4,7 @@ BIN := .venv/bin
 PARTS := src/mqmk/matcher src/mqmk/learner src/mqmk/daemon src/mqmk/deploy
 DRAWINGS := build/package/src/drawings
 
-.PHONY: demo test lint audit bench minutes-test kill-test chaos-test fuzz-test fault-test soak-test nodes-test swap-test observe-test pretrain clean
+.PHONY: demo test lint audit bench minutes-test kill-test chaos-test fuzz-test fault-test soak-test nodes-test systemd-test image-test swap-test observe-test pretrain clean
 
 demo: .venv/installed
 	$(BIN)/mqmk-daemon demo
@@ -61,6 +61,14 @@ soak-test: .venv/installed
 # Four machines that share no folder (namespaces; needs root): versions over S3, a machine killed, another one unplugged.
 nodes-test: .venv/installed
 	cd tests && ../$(BIN)/python several_machines.py && ../$(BIN)/python several_machines.py --unplug
+
+# The units under a real systemd in namespaces (needs root on Debian): sandbox, kill -9, watchdog, backup, reboot. Six minutes.
+systemd-test: .venv/installed
+	cd tests && ../$(BIN)/python systemd_machine.py
+
+# The image, built and run with docker or podman as compose.yaml would: learns, asks for its key, stops, serves again.
+image-test: .venv/installed
+	cd tests && ../$(BIN)/python container.py
 
 # Swaps forward and back under load, with bad pools and killed replicas in between.
 swap-test: .venv/installed

@@ -147,7 +147,8 @@ def serve_port(config: Config) -> Verdict:
     """The port of the HTTP API is free or ours."""
     if not config.serve.enabled or config.ray.address == "none":
         return "ok", "serving is off", ""
-    return _port("serve", config.serve.host, config.serve.port, "/v2/models/mqmk", b'"mqmk"')
+    # a page that is shown without an API key
+    return _port("serve", config.serve.host, config.serve.port, "/openapi.json", b'"mqmk-daemon"')
 
 
 def metrics_port(config: Config) -> Verdict:

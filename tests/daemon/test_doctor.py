@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from daemon_parts import RELEASED
+from plain_server import served
 
 from mqmk.daemon import doctor
 from mqmk.daemon.commands.doctor import doctor as doctor_command
 from mqmk.daemon.config import Config
 from mqmk.daemon.config_sources import load
 from mqmk.daemon.errors import DaemonError
+from mqmk.matcher.backbone import load_backbone
 
 
 def config(folder: Path, **flags: object) -> Config:
@@ -162,9 +165,14 @@ def test_a_free_port_is_fine(tmp_path, free_port):
     assert doctor.serve_port(config(tmp_path, serve__port=free_port))[:2] == ("ok", f"127.0.0.1:{free_port} is free")
 
 
-def test_a_port_with_our_own_service_is_fine(tmp_path):
-    with answering("/v2/models/mqmk", b'{"name": "mqmk"}') as port:
+@pytest.mark.parametrize("keys", [(), ("a key",)], ids=["open", "asks for a key"])
+def test_a_port_with_our_own_service_is_fine(tmp_path, keys):
+    with served(load_backbone(), RELEASED / "pools", *keys) as url:
+        port = int(url.rpartition(":")[2])
         assert doctor.serve_port(config(tmp_path, serve__port=port))[:2] == ("ok", f"127.0.0.1:{port} is ours")
+
+
+def test_a_port_with_our_own_metrics_is_fine(tmp_path):
     with answering("/metrics", b"mqmk_tasks 3\n") as port:
         assert doctor.metrics_port(config(tmp_path, metrics__port=port))[:2] == ("ok", f"127.0.0.1:{port} is ours")
 
