@@ -1,11 +1,12 @@
 """What README and docs show is what happens, and every command they name exists.
 
-Examples that need a service are run elsewhere: docs/api.md by test_api_page.py, docs/quickstart.md by
-test_quickstart.py.
+Examples that need a service are run elsewhere: docs/api.md by test_api_page.py, those of README and docs/quickstart.md
+by test_quickstart.py, docs/operations.md by systemd_machine.py (`make systemd-test`).
 """
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,8 +17,10 @@ from typing import Any
 
 import click
 import pytest
+from shell import draw
 
 from mqmk.daemon.cli import cli
+from mqmk.daemon.config import Config, State
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -39,9 +42,19 @@ PYTHON = [
 ]
 
 
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """What a user brings; the pages call it photos and owl.jpg."""
+    for label in ("owl", "parrot", "crab", "whale"):
+        draw(tmp_path / "photos" / "train", label, 0, 20)
+        draw(tmp_path / "photos" / "test", label, 20, 25)
+    shutil.copy(tmp_path / "photos" / "test" / "owl" / "20.png", tmp_path / "owl.jpg")
+    return tmp_path
+
+
 @pytest.mark.parametrize("block", PYTHON)
-def test_the_python_in_the_docs_runs(block, tmp_path):
-    found = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, check=False)
+def test_the_python_in_the_docs_runs(block, photos):
+    found = subprocess.run([sys.executable, "-c", block], cwd=photos, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     assert found.stdout.strip()
 
@@ -109,6 +122,15 @@ def parse(command: click.Command, words: list[str]) -> None:
         _, found, rest = command.resolve_command(context, [*context._protected_args, *context.args])
         assert found is not None
         parse(found, rest)
+
+
+def test_the_database_of_mlflow_is_where_the_docs_say():
+    place = Config(state=State(Path("/STATE"))).tracking_uri.removeprefix("sqlite:////STATE/")
+    named = {
+        page.name: re.findall(r"sqlite:///\S*?(?:state/mqmk|STATE)/(\S+?\.db)", page.read_text()) for page in PAGES
+    }
+    assert named["README.md"] and named["mlflow.md"]
+    assert {each for found in named.values() for each in found} == {place}
 
 
 @pytest.mark.parametrize("use", ["statsu", "status --jsn", "predict", "pack a b", "stop --seconds x", "bench sped"])
