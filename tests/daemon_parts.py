@@ -1,5 +1,7 @@
 """A daemon put together from real parts, with one worker in this process; and tasks of sketches to feed it."""
 
+import atexit
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,7 +31,9 @@ RELEASED = Path(__file__).parent / "daemon" / "releases" / "0.1.0"
 
 @cache
 def class_folders(task: str, per_class: int) -> Path:
-    return sketches.write_class_folders(task, Path(tempfile.mkdtemp(prefix="mqmk-sketches-")), per_class)
+    folder = Path(tempfile.mkdtemp(prefix="mqmk-sketches-"))
+    atexit.register(shutil.rmtree, folder)
+    return sketches.write_class_folders(task, folder, per_class)
 
 
 def drop(bucket: Path, task: str, name: str | None = None, *, per_class: int = 12, holdout: float = 0.3) -> Manifest:

@@ -301,6 +301,9 @@ def soak(
         begun = time.monotonic()
         while (now := time.monotonic() - begun) < seconds and life.trouble is None:
             samples.append(Sample(now, life.learned, measured(product)))
+            if len(samples) % 30 == 0:
+                said = f"{life.learned} tasks, {traffic.answered:,} pictures answered, {len(traffic.failed)} failed"
+                print(f"after {now / 60:.0f} of {seconds / 60:.0f} minutes: {said}", flush=True)
             time.sleep(max(0.0, every - (time.monotonic() - begun - now)))
         life.over.set()
         living.join(600)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -35,16 +36,28 @@ def browser():
 
 @pytest.fixture
 def page(browser, request):
-    """A page whose console must stay empty; MQMK_SCREENSHOTS names a folder for what it looked like."""
+    """A page whose console must stay empty."""
     options = {"color_scheme": "light", "viewport": {"width": 1100, "height": 800}} | getattr(request, "param", {})
     opened, complaints = browser.new_page(**options), []
     opened.on("console", lambda message: complaints.append(message.text))
     opened.on("pageerror", lambda error: complaints.append(str(error)))
     yield opened
-    if folder := os.environ.get("MQMK_SCREENSHOTS"):
-        opened.screenshot(path=Path(folder) / f"{request.node.name}.png", full_page=True)
     opened.close()
     assert not complaints
+
+
+@contextmanager
+def shown(page, vit, folder, path="/"):
+    """What a service shows; closed before it ends, because the page asks it all the time.
+
+    MQMK_SCREENSHOTS names a folder for what it looked like.
+    """
+    with served(vit, folder) as url:
+        page.goto(f"{url}{path}")
+        yield
+        if pictures := os.environ.get("MQMK_SCREENSHOTS"):
+            page.screenshot(path=Path(pictures) / f"{folder.name}.png", full_page=True)
+        page.close()
 
 
 def draw(page) -> None:
@@ -58,8 +71,7 @@ def draw(page) -> None:
 
 def test_a_drawing_is_answered_and_a_new_task_shows_up_without_reload(page, vit, tmp_path):
     publish(tmp_path, marked_pool(vit, 1), 1)
-    with served(vit, tmp_path) as url:
-        page.goto(url)
+    with shown(page, vit, tmp_path):
         playwright.expect(page.locator("#state")).to_contain_text("version 1 · 4 tasks · 8 classes")
         draw(page)
         playwright.expect(page.locator("#how")).to_contain_text("version 1")
@@ -78,8 +90,7 @@ def test_a_drawing_is_answered_and_a_new_task_shows_up_without_reload(page, vit,
 )
 def test_a_chosen_file_is_answered_on_a_phone_in_the_dark(page, vit, tmp_path):
     publish(tmp_path, marked_pool(vit, 1), 1)
-    with served(vit, tmp_path) as url:
-        page.goto(url)
+    with shown(page, vit, tmp_path):
         page.locator("#file").set_input_files({"name": "a.png", "mimeType": "image/png", "buffer": picture()})
         playwright.expect(page.locator("#label")).to_contain_text("label-v1-")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -98,8 +109,7 @@ HAND_OVER = """([event, field, bytes]) => {
 @pytest.mark.parametrize(("event", "field"), [("drop", "dataTransfer"), ("paste", "clipboardData")])
 def test_a_picture_that_is_dropped_or_pasted_is_shown_and_answered(page, vit, tmp_path, event, field):
     publish(tmp_path, marked_pool(vit, 1), 1)
-    with served(vit, tmp_path) as url:
-        page.goto(url)
+    with shown(page, vit, tmp_path):
         page.evaluate(HAND_OVER, [event, field, list(picture())])
         playwright.expect(page.locator("#label")).to_contain_text("label-v1-")
         playwright.expect(page.locator("#paper")).to_have_attribute("data-picture", "1")
@@ -108,8 +118,7 @@ def test_a_picture_that_is_dropped_or_pasted_is_shown_and_answered(page, vit, tm
 def test_names_that_look_like_markup_stay_text(page, vit, tmp_path):
     names = ("<img src=x onerror='run = 1'>", "<script>run = 1</script>")
     publish(tmp_path, empty_pool(vit).with_task(task("evil", names, vit, seed=1)), 1)
-    with served(vit, tmp_path) as url:
-        page.goto(url)
+    with shown(page, vit, tmp_path):
         playwright.expect(page.locator("#tasks")).to_contain_text(", ".join(names))
         draw(page)
         playwright.expect(page.locator("#top")).to_contain_text(names[0])
@@ -120,14 +129,12 @@ def test_names_that_look_like_markup_stay_text(page, vit, tmp_path):
 
 def test_before_anything_is_learned_the_page_says_so(page, vit, tmp_path):
     publish(tmp_path, empty_pool(vit), 1)
-    with served(vit, tmp_path) as url:
-        page.goto(url)
+    with shown(page, vit, tmp_path):
         playwright.expect(page.locator("#state")).to_contain_text("nothing learned yet")
 
 
 def test_the_documentation_lists_every_route(page, vit, tmp_path):
     publish(tmp_path, marked_pool(vit, 1), 1)
-    with served(vit, tmp_path) as url:
-        page.goto(f"{url}/docs")
+    with shown(page, vit, tmp_path, "/docs"):
         for path in ("/predict", "/feedback", "/pool", "/v2/models/mqmk/infer"):
             playwright.expect(page.get_by_role("heading", name=path).first).to_be_visible()
