@@ -148,7 +148,7 @@ def drawing() -> Iterator[Callable[["Step"], None]]:
         def draw(step: "Step") -> None:
             if step.tallies:
                 latest[:] = [_live_table(step)]
-            live.update(Group(*latest, _line(step)))
+            live.update(Group(*latest, _line(step)), refresh=bool(step.tallies))  # no task is too fast to be seen
 
         yield draw
 
