@@ -6,10 +6,12 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
 from mqmk.daemon.config import Config
+from mqmk.daemon.errors import RayError
 from mqmk.daemon.ledger import Ledger
 from mqmk.daemon.logs import event
 from mqmk.daemon.orchestrator import Replica
@@ -111,56 +113,62 @@ class RayCluster:
         """Join Ray for the first time: what an operator must mend is raised, what dies on the way is tried again."""
         try:
             self._join()
-        except MqmkError:
-            raise
         except Exception as error:  # such as a proxy that was killed while it started
+            died = self._hopeless()() is not None
+            if isinstance(error, MqmkError) and not died:
+                raise
             self._failed_to_join(error)
 
     def _join(self) -> None:
         """Find or start Ray, attach, and see to it that the service runs."""
         if self.config.ray.address == "local":
             self.head = ensure_head(head_settings(self.config))
-            attach(self.head)
-            if self.config.serve.enabled:
-                serving.refuse_a_taken_port(serve_settings(self.config))
+            attach(self.head, hopeless=self._hopeless())
         else:
             attach(ClusterAddress(self.config.ray.address))
-        self.workers.trainers = trainers_that_fit(self.config)
-        self.workers.warm_up()
-        if self.config.serve.enabled:
-            wait_for(lambda: self.deploy(serve_settings(self.config)), self._hopeless)
+        wait_for(self._equip, self._hopeless())
         self._joined, self._served_at = True, time.monotonic()
         self.ledger.set_health("ray", True)
         log.info(f"Ray is ready, {self.workers.trainers} trainers", extra=event("ray.ready", release=version("ray")))
 
+    def _equip(self) -> None:
+        """See to it that workers and the service run."""
+        settings = serve_settings(self.config)
+        if self.head and self.config.serve.enabled:
+            serving.refuse_a_taken_port(settings)
+        self.workers.trainers = trainers_that_fit(self.config)
+        self.workers.warm_up()
+        if self.config.serve.enabled:
+            self.deploy(settings)
+
     def tend(self) -> None:
         """Look after the head every couple of seconds; a dead one is started again, and the service on it."""
         now = time.monotonic()
-        if self.config.pools.url and now - self._reminded_at > REMIND_SECONDS:
-            self._reminded_at = now
-            remind()
         if now - self._looked_at < WATCH_SECONDS:
             return
         self._looked_at = now
         if self.head is None:  # somebody's cluster, who looks after it
-            if not self._joined:
+            if self._joined:
+                self._remind(now)
+            else:
                 self._join_again(HeadHealth(), Verdict.WAIT)
             return
         health = check(self.head, self.config.serve.port if self._is_serving() else None)
         self._watch, verdict = judge(self._watch, health, now)
         if verdict is Verdict.WELL and self._joined:
             self.ledger.set_health("ray", True)
+            self._remind(now)
             self._serve_again(now)
             return
         if not health.is_well:  # else it is we who did not get in, and the ledger has the reason
             self.ledger.set_health("ray", False, str(health))
-        if verdict is Verdict.RESTART or not self._joined:
+        if verdict is Verdict.RESTART or (not self._joined and health.answers):
             self._join_again(health, verdict)
 
     def _join_again(self, health: HeadHealth, verdict: Verdict) -> None:
         try:
             with ThreadPoolExecutor(1) as meanwhile:
-                meanwhile.submit(self._leave)  # Ray takes ten seconds to leave what is dead
+                meanwhile.submit(self._leave)  # Ray takes ten seconds to leave what is dead, and waits for what hangs
                 if verdict is Verdict.RESTART:
                     self.head = repair(head_settings(self.config), health)
             self._join()
@@ -171,12 +179,20 @@ class RayCluster:
         what = f"{type(error).__name__}: {error}"  # some of Ray's errors have no text
         log.error(f"Ray is not ready: {what}; trying again", extra=event("ray.down", error=what))
         self.ledger.set_health("ray", False, what)
-        self._leave()
+        self._joined = False
+        self.workers.forget()
 
     def _leave(self) -> None:
         self._joined = False
         self.workers.forget()
-        detach()
+        with suppress(RayError):  # the next one to attach says so
+            detach()
+
+    def _remind(self, now: float) -> None:
+        """Tell the desk our credentials again: Ray may have started it anew."""
+        if self.config.pools.url and now - self._reminded_at > REMIND_SECONDS:
+            self._reminded_at = now
+            remind()
 
     def _serve_again(self, now: float) -> None:
         """Deploy anew where Serve has given up; it leaves alone what is only slow."""
@@ -186,14 +202,23 @@ class RayCluster:
             self._served_at = now
             log.warning("no replica lives: deploying again if Serve gave up", extra=event("serve.deploy_again"))
             try:
-                wait_for(lambda: self.deploy(serve_settings(self.config)), self._hopeless)
+                wait_for(lambda: self.deploy(serve_settings(self.config)), self._hopeless())
             except Exception as error:  # as above
                 log.error(f"could not deploy again: {error}", extra=event("serve.down", error=repr(error)))
 
-    def _hopeless(self) -> str | None:
-        """Why nothing more is to be expected from the head."""
-        health = check(self.head) if self.head else HeadHealth()
-        return str(health) if health.dead else None
+    def _hopeless(self) -> Callable[[], str | None]:
+        """Says, when asked again and again, why nothing more is to be expected from the head."""
+        watch = Watch()
+
+        def look() -> str | None:
+            nonlocal watch
+            if self.head is None:
+                return None
+            health = check(self.head)
+            watch, verdict = judge(watch, health, time.monotonic())
+            return str(health) if verdict is Verdict.RESTART else None
+
+        return look
 
     def _is_serving(self) -> bool:
         return self.config.serve.enabled and bool(self.replicas())
@@ -208,4 +233,4 @@ class RayCluster:
     def stop(self) -> None:
         """Leave; what serves goes on serving."""
         self.workers.stop()
-        detach()
+        self._leave()

@@ -246,6 +246,8 @@ class Orchestrator:
                     log.info(_epoch(progress.detail), extra=event("task.epoch", **progress.detail))
                 case Finished(job=job, result=result):
                     self._finished(task, job, result)
+                case Failed(job=Build() as job) if self._is_outdated(job):  # its parent may be gone from the store
+                    pass
                 case Failed(error=error):
                     self._failed(task, error)
 
@@ -329,9 +331,8 @@ class Orchestrator:
         self.take_in()
 
     def _built(self, task: TaskRow, job: Build, found: Built) -> None:
-        current = self.files.store.current()
-        if (current.folder if current else None) != job.parent or self.ledger.next_version() != job.version:
-            return  # rolled back in the meantime: it is built again on what is current now
+        if self._is_outdated(job):
+            return
         if found.refused and job.kind == "forget":
             self._failed(task, DaemonError(f"the version without {task.name} is not fit to be served: {found.refused}"))
             return
@@ -344,6 +345,11 @@ class Orchestrator:
             return
         self.publication.publish(found, job.kind, task)
         self.bucket.wake()
+
+    def _is_outdated(self, job: Build) -> bool:
+        """Rolled back in the meantime: it is built again on what is current now."""
+        current = self.files.store.current()
+        return (current.folder if current else None) != job.parent or self.ledger.next_version() != job.version
 
     def copy_out(self) -> None:
         """Replicas that do not see this machine's folders find the current version on S3."""

@@ -87,6 +87,7 @@ class Publication:
 
     def drop_old(self, keep: int, recorded: bool) -> None:
         """Keep the newest so many versions, the current one and, where they are recorded, those that are not yet."""
+        self._files.store.sweep()
         current, folders = self._files.store.current(), self._files.store.folders()
         stay = {row.version for row in self._ledger.unrecorded_versions()} if recorded else set()
         stay |= {current.version} if current else set()
@@ -96,7 +97,6 @@ class Publication:
                 self._files.store.remove(folder)
                 crash_points.reached("drop.after")
                 log.info(f"removed version {number}", extra=event("version.removed", version=number))
-        self._files.store.sweep()
 
     def move_to(self, number: int) -> str:
         """Point at an earlier or later version; tasks that it does not hold are HELD, those that it holds PUBLISHED."""

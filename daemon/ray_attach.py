@@ -15,8 +15,10 @@ from mqmk.daemon.ray_head import Head
 from mqmk.daemon.ray_probe import speaks_grpc
 
 NAMESPACE: Final = "mqmk"
-GCS_SECONDS: Final = "3600"
-"""Ray would end this process when the GCS is dead for 60 s; who looks after the head (cluster.py) knows better."""
+GCS_SECONDS: Final = "300"
+"""Ray ends a process whose GCS is dead for 60 s; who looks after our own head (cluster.py) may need longer."""
+DETACH_SECONDS: Final = 60.0
+"""Ray needs ten to leave what is dead."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,12 @@ class Cluster:
     """None leaves it to Ray's own settings: RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token."""
 
 
-def attach(where: Head | Cluster, namespace: str = NAMESPACE, deadline_seconds: float = 60.0) -> None:
+def attach(
+    where: Head | Cluster,
+    namespace: str = NAMESPACE,
+    deadline_seconds: float = 60.0,
+    hopeless: Callable[[], str | None] = lambda: None,
+) -> None:
     """Connect this process, anew if it was connected before; RayError if that is not done in time.
 
     Ray itself would wait for minutes where nobody answers. It connects in a thread: there it cannot be waited for too
@@ -44,7 +51,7 @@ def attach(where: Head | Cluster, namespace: str = NAMESPACE, deadline_seconds: 
     try:
         wait_for(
             lambda: _connect(where.address, namespace),
-            hopeless=lambda: late if time.monotonic() > begun + deadline_seconds else None,
+            hopeless=lambda: late if time.monotonic() > begun + deadline_seconds else hopeless(),
         )
     except Exception as error:
         raise RayError(f"cannot attach to Ray at {where.address}: {error}") from error
@@ -88,7 +95,11 @@ def detach() -> None:
     """Leave Ray; what is detached there lives on. Harmless when not attached."""
     import ray
 
-    ray.shutdown()
+    end = time.monotonic() + DETACH_SECONDS
+    try:
+        wait_for(ray.shutdown, lambda: f"not within {DETACH_SECONDS:g} s" if time.monotonic() > end else None)
+    except TimeoutError as error:  # a call to a dead Ray that was given up may still hold its lock
+        raise RayError(f"cannot detach from Ray: {error}") from error
 
 
 def _connect(address: str, namespace: str) -> None:
@@ -128,8 +139,9 @@ def _set_environment(where: Head | Cluster) -> None:
     if where.token_file is not None:
         os.environ.pop("RAY_AUTH_TOKEN", None)  # it would win over the file
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(where.token_file)}
-    os.environ |= {"RAY_gcs_rpc_server_reconnect_timeout_s": GCS_SECONDS}
     local = isinstance(where, Head)
+    if local:
+        os.environ |= {"RAY_gcs_rpc_server_reconnect_timeout_s": GCS_SECONDS}
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0" if local else "1"
     from ray._private import ray_constants
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ class RayHeadSettings:
     """The local Ray head as the daemon wants it."""
 
     folder: Path
-    """Private to one daemon: token, record, Ray's durable state. One folder, one head."""
+    """Private to one daemon: token, record, log. One folder, one head."""
     num_cpus: int | None = None
     """None is all."""
     num_gpus: int | None = None

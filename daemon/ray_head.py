@@ -134,10 +134,11 @@ def head_processes(folder: Path) -> list[Process]:
     if leader is not None and is_alive(leader):
         sessions.add(leader.pid)
     orphans = leader.pid if leader is not None and process(leader.pid) is None else None
+    here = (folder.resolve(), None)  # what is killed and still ends has no folder any more
     return [
         each
         for each in everyone
-        if each.session in sessions or (each.session == orphans and working_folder(each.pid) == folder.resolve())
+        if each.session in sessions or (each.session == orphans and working_folder(each.pid) in here)
     ]
 
 

@@ -52,6 +52,11 @@ class HeadHealth:
         """Everything lives and answers."""
         return not self.dead and not self.silent
 
+    @property
+    def answers(self) -> bool:
+        """One can attach to it; the proxy is replaced by Serve."""
+        return not self.dead and not {Part.GCS, Part.RAYLET} & {*self.silent}
+
     def __str__(self) -> str:
         found = [f"{part} is dead" for part in self.dead] + [f"{part} does not answer" for part in self.silent]
         return ", ".join(found) or "Ray is well"

@@ -94,16 +94,19 @@ class RayWorkers:
     _busy: list[_Busy] = field(default_factory=list)
     _idle: list[Any] = field(default_factory=list)
     _builder: Any = None
+    _closed: bool = False
+    """Ray is gone, or going."""
 
     def warm_up(self) -> None:
         """Start the builder and one trainer before the first task comes; nothing waits for them."""
+        self._closed = False
         trainer = self._trainer()
         self._idle.append(trainer)
         for worker in (trainer, self._beside_the_state()):
             worker.warm.remote(Tools.of(self.config))
 
     def room_for(self, kind: type[Job]) -> bool:
-        if not ray.is_initialized():  # else the first job would start another Ray, inside this process
+        if self._closed or not ray.is_initialized():  # else the first job would start another Ray, inside this process
             return False
         trains = sum(isinstance(busy.job, Learn) for busy in self._busy)
         return trains < self.trainers if kind is Learn else len(self._busy) == trains
@@ -181,7 +184,7 @@ class RayWorkers:
 
     def forget(self) -> None:
         """Ray is gone, and every worker with it; jobs are given out again."""
-        self._busy, self._idle, self._builder = [], [], None
+        self._busy, self._idle, self._builder, self._closed = [], [], None, True
 
 
 def trainers_that_fit(config: Config) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mqmk.daemon.errors import LedgerError
+from mqmk.daemon.errors import LedgerError, RegistryError
 from mqmk.daemon.ledger import Ledger, State
 from mqmk.daemon.registry_records import RegisteredVersion, Registry
 from mqmk.daemon.state_files import StateFiles
@@ -22,6 +22,8 @@ class Rebuilt:
 
     fetched: tuple[int, ...]
     """Versions whose files came from the registry."""
+    lost: tuple[int, ...]
+    """Versions that neither the store nor the registry has."""
     ledger: bool
     current: int | None
 
@@ -31,29 +33,54 @@ def rebuild(files: StateFiles, ledger_file: Path, registry: Registry) -> Rebuilt
     versions = registry.versions()
     if not versions:
         raise LedgerError("the registry has no version to rebuild from; check mlflow.tracking_uri and mlflow.model")
-    fetched = tuple(row.version for row in versions if _fetched(files, registry, row))
-    current = _pointed(files, registry, versions)
+    fetched, lost = _fetched(files, registry, versions)
+    current = _pointed(files, registry, versions, lost)
     is_new = not ledger_file.exists()
+    if is_new and lost:
+        raise LedgerError(
+            f"the ledger cannot be written again: {_listed(lost)} would be missing in it, neither the pool store nor "
+            "the registry has the files; restore a backup of the state directory"
+        )
     if is_new:
         _write_ledger(files, ledger_file, registry, versions, current)
-    return Rebuilt(fetched, is_new, current)
+    return Rebuilt(fetched, lost, is_new, current)
 
 
-def _fetched(files: StateFiles, registry: Registry, row: RegisteredVersion) -> bool:
-    folder = files.store.folder / Pointer(row.version, row.digest).folder
-    before = folder.exists()
-    registry.fetch_pool(row.version, files.store.folder)
-    return not before
+def _fetched(
+    files: StateFiles, registry: Registry, versions: list[RegisteredVersion]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Versions that were fetched, and those that nobody has."""
+    fetched, lost = [], []
+    for row in versions:
+        own = Pointer(row.version, row.digest)
+        before = (files.store.folder / own.folder).exists()
+        try:
+            registry.fetch_pool(row.version, files.store.folder)
+        except RegistryError as error:
+            if error.passing:
+                raise
+            lost += [] if files.store.holds(own) else [row.version]
+        else:
+            fetched += [] if before else [row.version]
+    return tuple(fetched), tuple(lost)
 
 
-def _pointed(files: StateFiles, registry: Registry, versions: list[RegisteredVersion]) -> int | None:
+def _pointed(
+    files: StateFiles, registry: Registry, versions: list[RegisteredVersion], lost: tuple[int, ...]
+) -> int | None:
     current = files.store.current()
-    if current is None:
-        number = registry.serving() or versions[-1].version
-        row = next(row for row in versions if row.version == number)
-        files.store.point_at(Pointer(row.version, row.digest))
-        return number
-    return current.version
+    if current is not None:
+        return current.version
+    number = registry.serving() or versions[-1].version
+    if number in lost:
+        raise LedgerError(f"{_listed((number,))} was served, and its files are gone; restore a backup")
+    row = next(row for row in versions if row.version == number)
+    files.store.point_at(Pointer(row.version, row.digest))
+    return number
+
+
+def _listed(versions: tuple[int, ...]) -> str:
+    return f"version{'s' if len(versions) > 1 else ''} {', '.join(map(str, versions))}"
 
 
 def _write_ledger(

@@ -19,6 +19,7 @@ from mqmk.daemon.logs import event
 from mqmk.daemon.operators import Operators
 from mqmk.daemon.registry_records import Registry, TrainingRecord, VersionRecord
 from mqmk.daemon.state_files import StateFiles
+from mqmk.matcher.errors import PoolError
 from mqmk.matcher.pointer import Pointer
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class Records:
             for row in self._ledger.unrecorded_versions():
                 self._record(row, operators)
             self._follow_the_pointer()
-        except RegistryError as error:
+        except (RegistryError, PoolError) as error:
             self._not_before = now + self._config.retry.first_seconds * 5
             if self._ledger.set_health("mlflow", False, str(error)):
                 log.warning(f"MLflow does not work: {error}", extra=event("health.down", part="mlflow"))
@@ -55,12 +56,15 @@ class Records:
         if task and row.kind == "learn":
             run = self._registry.record_training(self._training(task, row))
             crash_points.reached("record.training")
-        folder = self._files.store.folder / Pointer(row.version, row.digest).folder
+        own = Pointer(row.version, row.digest)
+        folder = self._files.store.folder / own.folder
+        # Not there any more: removed while nothing was recorded. The current one can only be missing by accident.
+        removed = not folder.exists() and own != self._files.store.current()
         self._registry.record_version(VersionRecord(
             effect_id=f"version:{row.version}:{row.digest}",
             version=row.version, digest=row.digest, parent=row.parent, kind=row.kind, task=task.name if task else None,
-            run_id=run, folder=folder, tags=code() | ({"data": task.identity or ""} if task else {}),
-            metrics=_numbers(row.evaluation),
+            run_id=run, folder=None if removed else folder, metrics=_numbers(row.evaluation),
+            tags=code() | ({"data": task.identity or ""} if task else {}),
         ))  # fmt: skip
         crash_points.reached("record.version")
         if task and row.kind == "forget":

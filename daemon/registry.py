@@ -27,6 +27,7 @@ from mqmk.daemon.registry_records import (
     VersionRecord,
     expect_next,
     expect_same,
+    files_gone,
     number_gone,
     place_pool,
     read_files,
@@ -102,7 +103,7 @@ class MlflowRegistry:
             if known := self._find(client, record.version):
                 return expect_same(_registered(known), record)
             expect_next(record, self._highest(client))
-            pool, files = read_files(record)
+            pool, files = read_files(record) or (None, None)
             note = version_note(record, pool)
             run = self._run(client, self._pools, pool_draft(record, files, note))
             self._create(client, record, run, note)
@@ -148,6 +149,8 @@ class MlflowRegistry:
         with self._asking() as client, tempfile.TemporaryDirectory() as part:
             known = self._must_find(client, version)
             assert known.run_id  # given when it was made
+            if not client.list_artifacts(known.run_id, POOL_FOLDER):
+                raise files_gone(version)
             with patience():
                 folder = Path(client.download_artifacts(known.run_id, POOL_FOLDER, part))
             files = PoolFiles((folder / TENSORS).read_bytes(), (folder / CARD).read_bytes())

@@ -11,6 +11,7 @@ from mqmk.daemon.registry_records import (
     VersionRecord,
     expect_next,
     expect_same,
+    files_gone,
     place_pool,
     read_files,
     version_from_tags,
@@ -25,7 +26,7 @@ class MemoryRegistry:
 
     trainings: dict[str, TrainingRecord] = field(default_factory=dict)
     """By effect id."""
-    recorded: dict[int, tuple[VersionRecord, PoolFiles]] = field(default_factory=dict)
+    recorded: dict[int, tuple[VersionRecord, PoolFiles | None]] = field(default_factory=dict)
     forgotten: dict[int, Deletion] = field(default_factory=dict)
     pointer: int | None = None
 
@@ -39,7 +40,7 @@ class MemoryRegistry:
         if record.version in self.recorded:
             return expect_same(self._registered(record.version), record)
         expect_next(record, max(self.recorded, default=0))
-        _, files = read_files(record)
+        _, files = read_files(record) or (None, None)
         self.recorded[record.version] = (record, files)
         return None
 
@@ -70,8 +71,10 @@ class MemoryRegistry:
 
     def fetch_pool(self, version: int, into: Path) -> Path:
         """Write the remembered files."""
-        expected = self._registered(version)
-        return place_pool(self.recorded[version][1], expected, into)
+        expected, files = self._registered(version), self.recorded[version][1]
+        if files is None:
+            raise files_gone(version)
+        return place_pool(files, expected, into)
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -47,7 +47,7 @@ class TrainingRecord:
 
 @dataclass(frozen=True)
 class VersionRecord:
-    """One pool version; `folder` holds its two files."""
+    """One pool version."""
 
     effect_id: str
     version: int
@@ -59,7 +59,8 @@ class VersionRecord:
     """The task that was learned or forgotten."""
     run_id: str | None
     """The training that it came from."""
-    folder: Path
+    folder: Path | None
+    """Holds its two files; None if they were removed before they could be recorded."""
     tags: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
 
@@ -97,7 +98,7 @@ class Registry(Protocol):
         """Write a training down; returns its run id, the same for the same effect id."""
 
     def record_version(self, record: VersionRecord) -> None:
-        """Write a version down with its two files; its number must be the next one."""
+        """Write a version down with its two files, if it has them; its number must be the next one."""
 
     def point_serving(self, version: int) -> None:
         """Say which version is served."""
@@ -147,8 +148,10 @@ def version_from_tags(version: int, tags: Mapping[str, str]) -> RegisteredVersio
         ) from error
 
 
-def read_files(record: VersionRecord) -> tuple[PromptPool, PoolFiles]:
-    """The two files of a version, once they are what the record says."""
+def read_files(record: VersionRecord) -> tuple[PromptPool, PoolFiles] | None:
+    """The two files of a version, once they are what the record says; None where they were removed."""
+    if record.folder is None:
+        return None
     try:
         files = PoolFiles((record.folder / TENSORS).read_bytes(), (record.folder / CARD).read_bytes())
     except OSError as error:
@@ -183,6 +186,11 @@ def expect_next(record: VersionRecord, highest: int) -> None:
         )
     if record.version <= highest:
         raise number_gone(record.version, highest + 1)
+
+
+def files_gone(version: int) -> RegistryError:
+    """They were removed from the pool store before they were recorded, or deleted in the registry since."""
+    return RegistryError(f"version {version} is recorded, but its files are not there", passing=False)
 
 
 def number_gone(version: int, following: int) -> RegistryError:

@@ -78,7 +78,7 @@ def training_draft(record: TrainingRecord) -> RunDraft:
     )
 
 
-def pool_draft(record: VersionRecord, files: PoolFiles, note: str) -> RunDraft:
+def pool_draft(record: VersionRecord, files: PoolFiles | None, note: str) -> RunDraft:
     """The run that holds the files of a version."""
     return RunDraft(
         effect_id=record.effect_id,
@@ -87,7 +87,7 @@ def pool_draft(record: VersionRecord, files: PoolFiles, note: str) -> RunDraft:
         tags=version_tags(record),
         parameters={},
         points=[(_key(name), value, record.version) for name, value in record.metrics.items()],
-        files={f"{POOL_FOLDER}/{TENSORS}": files.tensors, f"{POOL_FOLDER}/{CARD}": files.card},
+        files={f"{POOL_FOLDER}/{TENSORS}": files.tensors, f"{POOL_FOLDER}/{CARD}": files.card} if files else {},
     )
 
 
@@ -100,11 +100,13 @@ def training_note(record: TrainingRecord) -> str:
     return _table(("training", ""), [*rows.items()])
 
 
-def version_note(record: VersionRecord, pool: PromptPool) -> str:
+def version_note(record: VersionRecord, pool: PromptPool | None) -> str:
     """Where the version came from, and which tasks it knows."""
     before = "the first version" if record.parent is None else f"after version {record.parent}"
     subject = f" **{_plain(record.task)}**" if record.task else ""
     heading = f"{record.kind.capitalize()}{subject}, {before}. Digest `{record.digest[:12]}`."
+    if pool is None:
+        return f"{heading} Its files were removed from the pool store before they could be recorded."
     rows = [
         (str(number + 1), _plain(task.name), str(len(task.classes)), f"{task.samples:,}", task.trained_at)
         for number, task in enumerate(pool.tasks[:SHOWN_TASKS])

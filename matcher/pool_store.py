@@ -78,6 +78,14 @@ class PoolStore:
             raise PoolError(f"{self.folder / at.folder}: expected digest {at.digest}, got {found.digest}")
         return pool
 
+    def holds(self, at: PoolVersion | Pointer) -> bool:
+        """Whether a version is here and sound."""
+        try:
+            self.read(at)
+        except PoolError:
+            return False
+        return True
+
     def remove(self, version: Path) -> None:
         """Take a version's folder out of the store: it is gone at once, as a whole. `sweep` frees its space."""
         version.rename(self.folder / f"{_GONE}{version.name}")

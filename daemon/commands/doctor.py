@@ -56,6 +56,8 @@ def _rebuild(config: "Config", as_json: bool) -> None:
         click.echo(json.dumps(asdict(done)))
         return
     click.echo(f"fetched versions: {', '.join(map(str, done.fetched)) or 'none was missing'}")
+    if done.lost:
+        click.echo(f"neither here nor in MLflow: {', '.join(map(str, done.lost))}")
     click.echo(f"ledger: {'written anew from pools and MLflow' if done.ledger else 'was there and is unchanged'}")
     click.echo(f"current version: {done.current}")
 

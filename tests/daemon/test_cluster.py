@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from signal import SIGKILL, SIGTERM
+from signal import SIGKILL, SIGSTOP, SIGTERM
 from urllib.request import urlopen
 
 import pytest
@@ -17,7 +17,7 @@ from ports import free_port
 from running_daemon import RunningDaemon
 
 from mqmk.daemon.bucket import Bucket
-from mqmk.daemon.config import Ray, Serve
+from mqmk.daemon.config import Pools, Ray, S3Url, Serve
 from mqmk.daemon.errors import RayError
 from mqmk.daemon.jobs import Build, Learn, Validate
 from mqmk.daemon.ledger import Ledger
@@ -84,8 +84,18 @@ def the_gcs_dies(ray_folder: Path) -> None:
     threading.Event().wait()  # as Ray's calls do then
 
 
+def the_gcs_hangs(ray_folder: Path) -> None:
+    os.kill(find_head(ray_folder).gcs.pid, SIGSTOP)
+    threading.Event().wait()
+
+
 @pytest.mark.parametrize(
-    ("trouble", "said"), [(a_proxy_dies, "killed while it started"), (the_gcs_dies, "GCS is dead")]
+    ("trouble", "said"),
+    [
+        (a_proxy_dies, "killed while it started"),
+        (the_gcs_dies, "GCS is dead"),
+        (the_gcs_hangs, "GCS does not answer"),
+    ],
 )
 def test_a_service_that_dies_while_it_starts_for_the_first_time_is_started_again(
     tmp_path: Path, trouble: Callable[[Path], None], said: str
@@ -105,7 +115,7 @@ def test_a_service_that_dies_while_it_starts_for_the_first_time_is_started_again
         cluster.start()
         assert [(each.up, said in each.says) for each in ledger.health()] == [(False, True)]
         assert not cluster.workers.room_for(Validate)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while len(deployed) < 2 and time.monotonic() < deadline:
             cluster.tend()
             time.sleep(0.1)
@@ -115,6 +125,20 @@ def test_a_service_that_dies_while_it_starts_for_the_first_time_is_started_again
         cluster.stop()
         stop_head(config.ray_folder)
         ledger.close()
+
+
+def test_nobody_speaks_to_ray_while_there_is_none_lest_another_one_is_started_inside_the_daemon(tmp_path: Path) -> None:
+    import ray
+
+    from mqmk.daemon.cluster import RayCluster
+
+    config = replace(small_config(tmp_path), ray=Ray(address="127.0.0.1:1"), pools=Pools(url=S3Url("s3://none/here")))
+    ledger = Ledger(config.ledger_file)
+    cluster = RayCluster(config, ledger)
+    cluster._join_again = lambda *_: None
+    cluster.tend()
+    assert not ray.is_initialized()
+    ledger.close()
 
 
 def test_a_port_that_another_program_has_is_said_at_once_with_what_to_type(tmp_path: Path) -> None:

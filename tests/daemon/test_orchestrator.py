@@ -11,11 +11,14 @@ from daemon_parts import daemon, drop, small_config
 from mqmk.daemon.config import Config, Gate, Pools, Retry
 from mqmk.daemon.errors import BucketError, RegistryError, WorkerDied
 from mqmk.daemon.fresh_answer import FreshAnswers
+from mqmk.daemon.jobs import Build
 from mqmk.daemon.ledger import State
 from mqmk.daemon.orchestrator import Replica
+from mqmk.daemon.records import Records
 from mqmk.daemon.registry_memory import MemoryRegistry
 from mqmk.daemon.verdicts import TryAgain, judge
 from mqmk.learner.pack import pack
+from mqmk.matcher.errors import PoolError
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +207,72 @@ def test_only_the_newest_versions_and_the_current_one_are_kept_and_none_that_mlf
     parts.ledger.ask("promote", parts.ledger.task(parts.ledger.versions()[1].task or 0).name)
     parts.run()
     assert [*parts.files.store.folders()] == [4, 5], "4 waits for MLflow"
+
+
+def test_versions_that_were_dropped_before_mlflow_was_switched_on_are_recorded_without_their_files(tmp_path) -> None:
+    for task in ("sea", "birds", "fruit"):
+        drop(tmp_path / "bucket", task, per_class=6)
+    config = replace(quick(tmp_path), pools=Pools(keep=1))
+    parts = daemon(replace(config, mlflow=replace(config.mlflow, enabled=False)))
+    parts.orchestrator.records = Records(config, parts.ledger, parts.files, None)
+    parts.run()
+    assert [*parts.files.store.folders()] == [3]
+    registry = MemoryRegistry()
+    parts = daemon(config, registry=registry)
+    drop(tmp_path / "bucket", "travel", per_class=6)
+    parts.run()
+    assert [record.folder is not None for record, _ in registry.recorded.values()] == [False, False, True, True]
+    assert registry.serving() == 4 and [each.up for each in parts.ledger.health() if each.part == "mlflow"] == [True]
+
+
+def test_a_pool_that_cannot_be_recorded_stops_nothing_but_the_records(tmp_path: Path) -> None:
+    for task in ("sea", "birds"):
+        drop(tmp_path / "bucket", task, per_class=6)
+    config = quick(tmp_path)
+    parts = daemon(config)
+    parts.orchestrator.records = Records(config, parts.ledger, parts.files, None)
+    parts.run()
+    (next(parts.files.store.folder.glob("1-*")) / "pool.json").write_text("{}")
+    parts = daemon(replace(config, bucket=replace(config.bucket, after_learning="move")))
+    parts.run()
+    assert [each.up for each in parts.ledger.health() if each.part == "mlflow"] == [False]
+    assert len([*(tmp_path / "bucket" / "learned").iterdir()]) == 2, "the pass went on to its end"
+
+
+def test_what_a_killed_daemon_left_of_a_removed_version_is_swept_before_the_same_one_is_removed_again(tmp_path) -> None:
+    for task in ("sea", "birds"):
+        drop(tmp_path / "bucket", task, per_class=6)
+    registry = MemoryRegistry()
+    parts = daemon(replace(quick(tmp_path), pools=Pools(keep=1)), registry=registry)
+    parts.run()
+    parts.files.store.remove(registry.fetch_pool(1, parts.files.store.folder))  # and killed before the next pass
+    registry.fetch_pool(1, parts.files.store.folder)
+    parts.run()
+    assert [*parts.files.store.folders()] == [2]
+    parts.orchestrator.tidy()
+    assert [path.name[:2] for path in parts.files.store.folder.iterdir() if path.is_dir()] == ["2-"]
+
+
+def test_a_version_that_was_being_built_on_a_removed_one_is_built_again(tmp_path: Path) -> None:
+    for task in ("sea", "birds"):
+        drop(tmp_path / "bucket", task, per_class=6)
+    parts = daemon(quick(tmp_path))
+    parts.run()
+    drop(tmp_path / "bucket", "fruit", per_class=6)
+    work = parts.orchestrator.workers._workshop
+    do, moved = work.do, []
+
+    def rolled_back_meanwhile(job: object, report: object) -> object:
+        if isinstance(job, Build) and not moved:
+            moved.append(parts.orchestrator.publication.move_to(1))
+            raise PoolError("the parent's folder is gone")
+        return do(job, report)
+
+    work.do = rolled_back_meanwhile
+    parts.run()
+    (fruit,) = parts.ledger.named("fruit")
+    assert moved and fruit.state is State.PUBLISHED and not fruit.attempts
+    assert parts.ledger.versions()[-1].parent == 1
 
 
 def test_forgetting_publishes_a_version_without_the_task_and_deletes_its_data(tmp_path: Path) -> None:

@@ -63,6 +63,26 @@ def test_pools_and_ledger_come_back_with_their_hashes_and_the_daemon_goes_on(tmp
     assert not problems(config.state.dir, tmp_path / "bucket", database)
 
 
+def test_a_version_that_nobody_has_keeps_no_other_from_being_fetched(tmp_path: Path) -> None:
+    config, registry = config_of(tmp_path), MemoryRegistry()
+    for task in ("sea", "birds", "fruit"):
+        drop(tmp_path / "bucket", task, per_class=6)
+    parts = daemon(config, registry=registry)
+    parts.run()
+    parts.close()
+    record, _ = registry.recorded[1]
+    registry.recorded[1] = (record, None)
+    shutil.rmtree(config.state.dir / "pools")
+    files = StateFiles(config.state.dir)
+    done = rebuild(files, config.ledger_file, registry)
+    assert (done.fetched, done.lost, done.ledger, done.current) == ((2, 3), (1,), False, 3)
+    for file in config.state.dir.glob("ledger.sqlite*"):
+        file.unlink()
+    with pytest.raises(LedgerError, match="version 1 would be missing in it"):
+        rebuild(files, config.ledger_file, registry)
+    assert not config.ledger_file.exists()
+
+
 def test_an_empty_registry_is_no_source(tmp_path: Path) -> None:
     config = replace(config_of(tmp_path))
     with pytest.raises(LedgerError, match="no version to rebuild from"):

@@ -214,6 +214,19 @@ def test_a_pool_is_rebuilt_from_the_registry_alone(reopen: Open, records: list[V
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
+def test_a_version_whose_files_were_removed_is_recorded_without_them(
+    reopen: Open, records: list[VersionRecord], tmp_path
+):
+    for record in (replace(records[0], folder=None), records[1]):
+        for _ in range(2):
+            reopen().record_version(record)
+    assert [each.digest for each in reopen().versions()] == [record.digest for record in records[:2]]
+    with pytest.raises(RegistryError, match="version 1 is recorded, but its files are not there") as refused:
+        reopen().fetch_pool(1, tmp_path / "again")
+    assert not refused.value.passing
+    assert reopen().fetch_pool(2, tmp_path / "again").is_dir()
+
+
 def test_a_damaged_folder_is_replaced_by_the_recorded_one(reopen: Open, records: list[VersionRecord], store: Path):
     reopen().record_version(records[0])
     (records[0].folder / TENSORS).write_bytes(b"cut")
