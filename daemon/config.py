@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal, NewType
 
 from mqmk.learner.settings import Policy, ShardLimits, SimilaritySettings, TrainSettings
 
-MatcherName = Literal["sqsk", "sqmk", "mqsk", "mqmk", "mqmk-ei", "cascade", "ridge"]
+MatcherName = Literal["sqsk", "sqmk", "mqsk", "mqmk", "mqmk-ei", "cascade"]
 Place = NewType("Place", str)
 """A folder, or a URL with `://`."""
 S3Url = NewType("S3Url", str)

@@ -39,8 +39,8 @@ from mqmk.matcher.prompted_vit import FrozenViT
 
 T = TypeVar("T")
 
-CHOICES: Final = (AUTO, *(name for name in MATCHERS if name != "perfect"))
-"""What a request may ask for; `perfect` would have to be told the answer."""
+CHOICES: Final = (AUTO, *(name for name in MATCHERS if name not in ("perfect", "ridge")))
+"""What a request may ask for; `perfect` would have to be told the answer, `ridge` needs what only benchmarks keep."""
 NOTHING_LEARNED: Final = (
     "nothing has been learned yet: put a task into the bucket (mqmk-daemon pack makes one from a folder of pictures) "
     "and watch mqmk-daemon status"

@@ -4,12 +4,15 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from click.testing import CliRunner
+from daemon_parts import RELEASED
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -20,7 +23,11 @@ from mqmk.daemon.config_keys import KINDS, NOTHING, Key, all_keys, built, descri
 from mqmk.daemon.config_sources import Loaded, conflicts, load
 from mqmk.daemon.errors import ConfigError
 from mqmk.daemon.state_files import StateFiles
-from mqmk.matcher.matchers import MATCHERS
+from mqmk.deploy.service import CHOICES
+from mqmk.matcher.backbone import load_backbone
+from mqmk.matcher.errors import MatchError
+from mqmk.matcher.matchers import MATCHERS, match
+from mqmk.matcher.pool_files import read_pool
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -367,8 +374,14 @@ def test_every_default_is_accepted():
         assert key.read(written(key.default), Path("/")) == key.default
 
 
-def test_matcher_names_are_those_of_the_matchers():
-    assert set(MatcherName.__args__) == set(MATCHERS) - {"perfect"}
+def test_matcher_names_are_those_that_a_pool_of_the_daemon_can_answer_with():
+    vit = load_backbone("embedded")
+    pool = read_pool(next((RELEASED / "pools").glob("2-*")), vit.info)[1]
+    for name in MATCHERS:
+        offered = name in MatcherName.__args__
+        assert offered == (name in CHOICES)
+        with nullcontext() if offered else pytest.raises(MatchError):
+            match(name, vit, pool, torch.zeros(1, 3, vit.info.image_size, vit.info.image_size))
 
 
 def test_a_configuration_cannot_be_changed():
