@@ -4,8 +4,8 @@
 
 Everything goes to a hidden folder first, because a large shard takes longer to send than a folder may take to settle.
 From there it goes to its place by copies within the store, TASK.json first: a task is not taken until every shard that
-its TASK.json names is there. Killed while it sends, it can be done again; killed while it copies, it leaves a task that is
-quarantined for its missing shards, and is to be removed.
+its TASK.json names is there. Killed while it sends, it can be done again; killed while it copies, it leaves a task that
+is quarantined for its missing shards, and is to be removed.
 """
 
 from collections.abc import Callable

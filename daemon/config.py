@@ -196,7 +196,7 @@ class Serve:
     batch_wait_seconds: Seconds = 0.0
     """How long a batch that is not full waits for company; 0 takes what came while the model was busy."""
     max_queue: Count = 256
-    """Requests that may wait; the next one is told to come back (429)."""
+    """Pictures under way in one replica; the next one is told to come back (429)."""
     request_bytes: Annotated[int, Range(1024)] = 16 * 2**20
     """Largest request (413)."""
     timeout_seconds: Annotated[float, Range(0.1)] = 30.0

@@ -26,7 +26,7 @@ DAEMON_METRICS: Final = (
     Metric("mqmk_last_pass_timestamp_seconds", "gauge", (), "seconds",
            "When the loop last came round; 0 before the first time."),
     Metric("mqmk_dependency_up", "gauge", ("dependency",), "",
-           "1 if something the daemon depends on works: bucket, ray, mlflow, disk, state (the state directory)."),
+           "1 if something the daemon depends on works: bucket, ray, mlflow, pools (S3), disk, state (its folder)."),
     Metric("mqmk_state_disk_free_bytes", "gauge", (), "bytes", "Free space where the state directory is."),
     Metric("mqmk_state_disk_size_bytes", "gauge", (), "bytes", "Size of the file system where the state directory is."),
     # Tasks

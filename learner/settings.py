@@ -40,7 +40,7 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How a task is learned. Every default was measured: docs/accuracy.md."""
+    """How a task is learned. What was measured of these is in docs/accuracy.md."""
 
     epochs: int = 6
     batch: int = 64

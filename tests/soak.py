@@ -115,6 +115,17 @@ def size(database: Path) -> float:
 # What happens meanwhile
 
 
+def drop_some(bucket: Path, theme: str, name: str, seed: int) -> None:
+    """A task of twenty drawings of each class, other ones for every seed."""
+    dice = random.Random(seed)
+    with tempfile.TemporaryDirectory(prefix="mqmk-soak-") as folder:
+        for label in sketches.TASKS[theme]:
+            (Path(folder) / label).mkdir()
+            for picture in dice.sample(sorted((class_folders(theme, 100) / label).iterdir()), 20):
+                shutil.copy(picture, Path(folder) / label)
+        pack(Path(folder), bucket / "tasks", name, holdout=0.3)
+
+
 @dataclass
 class Traffic:
     """A client that asks about sketches of the tasks that are served, and tells the true label."""
@@ -202,14 +213,9 @@ class Life:
         """The next theme, with drawings that were not shown like this before."""
         free = [theme for theme in sketches.TASKS if theme not in {theme for _, theme in self.live}]
         theme = free[self.learned % len(free)]
-        name, dice = f"{theme}-{self.learned}", random.Random(self.learned)
+        name = f"{theme}-{self.learned}"
+        drop_some(self.product.state / "bucket", theme, name, seed=self.learned)
         self.learned += 1
-        with tempfile.TemporaryDirectory(prefix="mqmk-soak-") as folder:
-            for label in sketches.TASKS[theme]:
-                (Path(folder) / label).mkdir()
-                for picture in dice.sample(sorted((class_folders(theme, 100) / label).iterdir()), 20):
-                    shutil.copy(picture, Path(folder) / label)
-            pack(Path(folder), self.product.state / "bucket" / "tasks", name, holdout=0.3)
         self._until(lambda: self.states.get(name) == "SERVING", f"{name} is served")
         self.live.append((name, theme))
         self.traffic.themes.append(theme)

@@ -183,6 +183,7 @@ class Proof:
         self._away_until_it_is_back("power cut, boot", self._reboot)
         self._learn("fruit")
         self._away_until_it_is_back("restored", self._restore)
+        self._expect_served("fruit")  # which came after the backup, and is still in the bucket
         self._stop()
 
     # What happens
@@ -209,10 +210,13 @@ class Proof:
         self.machine.run("chmod", "-R", "a+rX", f"/srv/build/{self.machine.folder.name}")
         self.machine.run("runuser", "-u", "mqmk", "--", "/opt/mqmk/bin/mqmk-daemon", "pack", source,
                          "/var/lib/mqmk/bucket/tasks", "--task", theme)  # fmt: skip
-        said = self.machine.ours("show", theme, "--wait", "240")
+        self._expect_served(theme)
+        self.found.setdefault("learned and served, s", {})[theme] = round(time.monotonic() - begun, 1)
+
+    def _expect_served(self, theme: str) -> None:
+        said = self.machine.ours("show", theme, "--wait", "240", check=False)
         if f"{theme}: SERVING" not in said:
             self.problems.append(f"{theme} is not served: {said}")
-        self.found.setdefault("learned and served, s", {})[theme] = round(time.monotonic() - begun, 1)
 
     def _killed(self) -> None:
         before = self._main()
@@ -247,11 +251,13 @@ class Proof:
     def _restore(self) -> None:
         """The backup from before the last task."""
         (backup,) = self.machine.run("ls", "/var/lib/mqmk-backups").split()
-        for line in documented("systemctl stop"):
-            self.machine.run("sh", "-ec", re.sub(r"/var/lib/mqmk-backups/\S+", f"/var/lib/mqmk-backups/{backup}", line))
+        lines = [re.sub(r"(/mqmk-backups)/\S+", rf"\1/{backup}", line) for line in documented("systemctl stop")]
+        for line in lines[:-1]:
+            self.machine.run("sh", "-ec", line)
         status = json.loads(self.machine.ours("status", "--json", check=False))
         if (status["pool_version"], len(status["tasks"])) != (2, 2):
             self.problems.append(f"restored, it is not as it was: {status}")
+        self.machine.run("sh", "-ec", lines[-1])
 
     def _stop(self) -> None:
         begun = time.monotonic()

@@ -21,6 +21,9 @@ from shell import draw
 
 from mqmk.daemon.cli import cli
 from mqmk.daemon.config import Config, State
+from mqmk.learner.manifest import parse_manifest
+from mqmk.learner.settings import ShardLimits
+from mqmk.learner.validation import validate_task
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -122,6 +125,15 @@ def parse(command: click.Command, words: list[str]) -> None:
         _, found, rest = command.resolve_command(context, [*context._protected_args, *context.args])
         assert found is not None
         parse(found, rest)
+
+
+def test_the_task_that_the_docs_write_by_hand_is_a_good_one(photos):
+    (block,) = blocks(ROOT / "docs" / "tasks.md", "python")
+    subprocess.run([sys.executable, "-c", block], cwd=photos, capture_output=True, check=True)
+    folder = photos / "bucket" / "tasks" / "birds"
+    manifest = parse_manifest((folder / "TASK.json").read_bytes())
+    report = validate_task(manifest, lambda name: (folder / name).open("rb"), ShardLimits(), known_classes={})
+    assert report.samples == dict.fromkeys(("crab", "owl", "parrot", "whale"), 20)
 
 
 def test_the_database_of_mlflow_is_where_the_docs_say():

@@ -221,10 +221,16 @@ def versions(loaded: "Loaded", as_json: bool) -> None:
         table.add_column(column, no_wrap=True)
     table.add_column("created")
     for row in rows:
-        where = "recorded" if row["recorded"] else "waiting"
         table.add_row(
             f"{'→' if row['current'] else ' '} {row['version']}", Text(f"{row['kind']} {row['task'] or ''}"),
             row["matcher"] or "", _share(row["matching_rate"]), _share(row["accuracy"]),
-            where if row["stored"] else f"{where} only", row["created_at"].replace("T", " "),
+            _recorded(row, loaded.config.mlflow.enabled), row["created_at"].replace("T", " "),
         )  # fmt: skip
     Console().print(table)
+
+
+def _recorded(row: Mapping[str, Any], enabled: bool) -> str:
+    """What MLflow has of a version, and whether the pool store still has it."""
+    if not row["stored"]:
+        return "recorded only" if row["recorded"] else "gone"
+    return ("recorded" if row["recorded"] else "waiting") if enabled else "off"
