@@ -39,6 +39,7 @@ RESTART_SECONDS: Final = 5.0
 """RestartSec of deploy/systemd/mqmk-daemon.service."""
 LOOK_SECONDS: Final = 0.25
 REPLICAS: Final = 2
+MOST_TASKS: Final = len(sketches.CLASSES) // 2
 QUIET_SECONDS: Final = 400.0
 """How long the rest may take once nothing is killed any more."""
 
@@ -85,13 +86,18 @@ class Chaos:
             self._pass_time(3.0)
 
     def _throw(self) -> None:
-        """Every throw hits in the end: one that finds nobody of its kind alive has its turn again after the others."""
+        """Every throw hits in the end: one that finds nobody of its kind alive has its turn again after the others.
+
+        Only a trainer is let off once there is nothing left to learn: then nobody starts another one.
+        """
         coming = deque(throws(self.seed, self.seconds))
         drop_at = last_hit = time.time()
         while coming:
             throw = coming.popleft()
             if self._kill(throw.kind, throw.which):
                 last_hit = time.time()
+            elif throw.kind is Kind.TRAINER and len(self.dropped) == MOST_TASKS and self._all_served():
+                continue
             elif time.time() - last_hit < QUIET_SECONDS:
                 coming.append(throw)
             else:
@@ -108,7 +114,7 @@ class Chaos:
     def drop(self) -> None:
         """Another task of two classes of sketches."""
         number = len(self.dropped)
-        if number >= len(sketches.CLASSES) // 2:
+        if number >= MOST_TASKS:
             return
         name, source = f"pair{number:02}", Path(tempfile.mkdtemp(prefix="mqmk-pair-"))
         for label in sketches.CLASSES[2 * number : 2 * number + 2]:
