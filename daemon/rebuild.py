@@ -25,7 +25,7 @@ class Rebuilt:
     lost: tuple[int, ...]
     """Versions that neither the store nor the registry has."""
     ledger: bool
-    current: int | None
+    current: int
 
 
 def rebuild(files: StateFiles, ledger_file: Path, registry: Registry) -> Rebuilt:
@@ -65,17 +65,14 @@ def _fetched(
     return tuple(fetched), tuple(lost)
 
 
-def _pointed(
-    files: StateFiles, registry: Registry, versions: list[RegisteredVersion], lost: tuple[int, ...]
-) -> int | None:
+def _pointed(files: StateFiles, registry: Registry, versions: list[RegisteredVersion], lost: tuple[int, ...]) -> int:
     current = files.store.current()
-    if current is not None:
-        return current.version
-    number = registry.serving() or versions[-1].version
+    number = current.version if current else registry.serving() or versions[-1].version
     if number in lost:
-        raise LedgerError(f"{_listed((number,))} was served, and its files are gone; restore a backup")
-    row = next(row for row in versions if row.version == number)
-    files.store.point_at(Pointer(row.version, row.digest))
+        raise LedgerError(f"{_listed((number,))} is the current one, and nobody has its files; restore a backup")
+    if current is None:
+        row = next(row for row in versions if row.version == number)
+        files.store.point_at(Pointer(row.version, row.digest))
     return number
 
 
@@ -84,7 +81,7 @@ def _listed(versions: tuple[int, ...]) -> str:
 
 
 def _write_ledger(
-    files: StateFiles, path: Path, registry: Registry, versions: list[RegisteredVersion], current: int | None
+    files: StateFiles, path: Path, registry: Registry, versions: list[RegisteredVersion], current: int
 ) -> None:
     part = path.with_suffix(".rebuilding")
     part.unlink(missing_ok=True)

@@ -81,6 +81,11 @@ def test_a_version_that_nobody_has_keeps_no_other_from_being_fetched(tmp_path: P
     with pytest.raises(LedgerError, match="version 1 would be missing in it"):
         rebuild(files, config.ledger_file, registry)
     assert not config.ledger_file.exists()
+    record, _ = registry.recorded[3]
+    registry.recorded[3] = (record, None)
+    shutil.rmtree(next(files.store.folder.glob("3-*")))
+    with pytest.raises(LedgerError, match="version 3 is the current one, and nobody has its files"):
+        rebuild(files, config.ledger_file, registry)
 
 
 def test_an_empty_registry_is_no_source(tmp_path: Path) -> None:
