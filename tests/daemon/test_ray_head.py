@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from listening import listening, open_to_all, ports_of
+from ports import HOLDING_A_PORT, take
 from ray_session import small_head
 
 from mqmk.daemon.errors import RayError
@@ -278,6 +279,21 @@ def test_a_process_that_got_the_number_of_a_dead_head_is_not_ended(tmp_path):
     finally:
         bystander.kill()
         bystander.wait()
+
+
+def test_what_is_left_of_a_dead_head_counts_until_its_ports_are_free(tmp_path):
+    for _ in range(5):
+        words = ["sh", "-c", '"$@" & wait', "sh", sys.executable, "-c", HOLDING_A_PORT]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True) as leader:
+            port = int(leader.stdout.readline())
+            write_record(tmp_path, process(leader.pid))
+            leader.kill()
+            leader.wait()
+            (orphan,) = head_processes(tmp_path)
+            os.kill(orphan.pid, signal.SIGKILL)
+            while head_processes(tmp_path):  # its first thread is a zombie while others still end
+                pass
+            take(port)
 
 
 def write_record(folder: Path, leader: Process) -> None:
