@@ -69,7 +69,7 @@ def _pointed(files: StateFiles, registry: Registry, versions: list[RegisteredVer
     current = files.store.current()
     number = current.version if current else registry.serving() or versions[-1].version
     if number in lost:
-        raise LedgerError(f"{_listed((number,))} is the current one, and nobody has its files; restore a backup")
+        raise LedgerError(f"version {number} is the current one, and nobody has its files; restore a backup")
     if current is None:
         row = next(row for row in versions if row.version == number)
         files.store.point_at(Pointer(row.version, row.digest))
