@@ -1,12 +1,13 @@
-"""What can go wrong around the daemon.
+"""The errors of the daemon.
 
 MqmkError                    every error of this project that a user can act on (mqmk.matcher.errors)
-└── DaemonError              something around the daemon
+└── DaemonError              an error of the daemon
     ├── ConfigError          a setting is unknown or wrong
-    ├── LedgerError          the ledger cannot be opened or does not hold what was asked for
-    ├── PassingError         something outside did not work; `passing` if trying again may help
+    ├── LedgerError          the ledger cannot be opened or has no such row
+    │   └── OutdatedError    the task has moved on since it was read
+    ├── ExternalError        a dependency failed; `transient` if a retry may help
     │   ├── BucketError      the bucket cannot be read or changed
-    │   └── RegistryError    MLflow refused or was not reached
+    │   └── RegistryError    MLflow refused a request or is unreachable
     ├── RayError             Ray could not be started, reached or stopped
     └── WorkerDied           a worker ended before its job did
 """
@@ -15,7 +16,7 @@ from mqmk.matcher.errors import MqmkError
 
 
 class DaemonError(MqmkError):
-    """Something around the daemon."""
+    """An error of the daemon."""
 
 
 class ConfigError(DaemonError):
@@ -23,26 +24,30 @@ class ConfigError(DaemonError):
 
 
 class LedgerError(DaemonError):
-    """The ledger cannot be opened or does not hold what was asked for."""
+    """The ledger cannot be opened or has no such row."""
 
 
-class PassingError(DaemonError):
-    """Something outside did not work; `passing` if trying again may help."""
+class OutdatedError(LedgerError):
+    """The task has moved on since it was read: the operation no longer applies."""
 
-    def __init__(self, message: str, passing: bool = False) -> None:
-        super().__init__(message, passing)  # both, so that a copy from a worker is whole
-        self.passing = passing
+
+class ExternalError(DaemonError):
+    """A dependency failed; `transient` if a retry may help."""
+
+    def __init__(self, message: str, transient: bool = False) -> None:
+        super().__init__(message, transient)  # both, so that it survives pickling by a worker
+        self.transient = transient
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
-class BucketError(PassingError):
+class BucketError(ExternalError):
     """The bucket cannot be read or changed."""
 
 
-class RegistryError(PassingError):
-    """MLflow refused or was not reached."""
+class RegistryError(ExternalError):
+    """MLflow refused a request or is unreachable."""
 
 
 class RayError(DaemonError):

@@ -1,7 +1,7 @@
-"""What a worker is asked to do and what it answers: plain values that travel between processes.
+"""The jobs of workers and their results: plain values that travel between processes.
 
-A worker keeps nothing: what it needs comes with the job, what it made goes back with the answer, so any worker on any
-machine can take over from one that died.
+A worker is stateless: a job carries all it needs and the result all it made, so any worker on any machine can take over
+from one that died. A job belongs to one attempt of each of its tasks; its result is dropped once one of them is over.
 """
 
 import os
@@ -10,51 +10,54 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
-from mqmk.daemon.config import Config
+from mqmk.daemon.config.sections import Config
+from mqmk.learner.data.manifest import Manifest
+from mqmk.matcher.pointer import Pointer
 from mqmk.matcher.pool_files import PoolFiles
 
 CREDENTIALS: Final = ("AWS_", "GOOGLE_", "AZURE_", "FSSPEC_")
-"""How variables begin that a bucket's store reads."""
+"""Prefixes of the environment variables that object stores read."""
 
 
 @dataclass(frozen=True)
-class Tools:
-    """What every job needs besides itself, the daemon's credentials included, whoever started Ray and when.
+class JobContext:
+    """What every job needs besides itself: the configuration and the daemon's credentials.
 
-    They travel with each call: what an actor is made with and its runtime environment, Ray writes to disk and logs.
+    Sent with each call: Ray writes the constructor arguments and the runtime environment of an actor to disk and logs.
     """
 
     config: Config = field(repr=False)
     credentials: Mapping[str, str] = field(repr=False)
 
     @classmethod
-    def of(cls, config: Config) -> Self:
-        """The tools of this process."""
+    def of_this_process(cls, config: Config) -> Self:
+        """With the credentials of this process."""
         return cls(config, {name: value for name, value in os.environ.items() if name.startswith(CREDENTIALS)})
 
-    def take_up(self) -> Config:
-        """Make the credentials those of this process."""
+    def apply(self) -> Config:
+        """Set the credentials in this process; returns the configuration."""
         os.environ.update(self.credentials)
         return self.config
 
 
 @dataclass(frozen=True)
 class Validate:
-    """Read a task once and say whether it is fit to be learned."""
+    """Read a task once and decide whether it can be learned."""
 
     task: int
+    attempt: int
     name: str
     folder: str
-    manifest: bytes | None
-    """TASK.json; None where it is to be derived from the shards."""
+    manifest: Manifest | None
+    """None if it is to be derived from the shards."""
     known_classes: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Validated:
-    """The task's manifest and what it holds."""
+    """The task's manifest, and what its samples contain."""
 
-    manifest: bytes
+    manifest: Manifest
     report: Mapping[str, Any]
 
 
@@ -63,19 +66,20 @@ class Learn:
     """Train a task's prompt."""
 
     task: int
+    attempt: int
     name: str
     folder: str
-    manifest: bytes
+    manifest: Manifest
     report: Mapping[str, Any]
     base: PoolFiles | None
-    """The g-prompt, and the prompt to begin with; None for the first task."""
+    """The g-prompt, and the prompt to start from; None for the first task."""
     split: int
     checkpoint: bytes | None
 
 
 @dataclass(frozen=True)
-class Progressed:
-    """A whole epoch of a task."""
+class EpochProgress:
+    """A completed epoch of a task's training."""
 
     detail: Mapping[str, Any]
     checkpoint: bytes
@@ -83,54 +87,81 @@ class Progressed:
 
 @dataclass(frozen=True)
 class Learned:
-    """The task's prompt as a pool of one, and the held-out pictures by which it is judged."""
+    """The task's prompt as a pool of one, and the held-out images to evaluate it on."""
 
     prompt: PoolFiles
     held_out: bytes
 
 
 @dataclass(frozen=True)
-class Build:
-    """Make the next pool version from the current one, evaluate it, and pass it through the gate."""
+class BuildTask:
+    """A trained task that a version may add, or the one that it leaves out."""
 
     task: int
-    kind: str  # learn or forget
+    attempt: int
     name: str
     identity: str
-    version: int
-    parent: str | None
-    """Folder name of the current version."""
     approved: bool
+    """An operator wants it whatever its accuracy."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """Make the next pool version from the current one, evaluate it, and check it against the gate."""
+
+    kind: str  # learn or forget
+    tasks: tuple[BuildTask, ...]
+    """Those to add, in order; one to leave out."""
+    version: int
+    parent: Pointer | None
+    """Folder name of the current version."""
     state: Path
-    """The state directory: a build works beside the pool store."""
+    """The state directory: candidates are written beside the pool store."""
+
+    @property
+    def name(self) -> str:
+        """What it is about, for people."""
+        return ", ".join(task.name for task in self.tasks)
+
+
+@dataclass(frozen=True)
+class GateRejection:
+    """Why the gate refused a task, and the figures that it reached."""
+
+    reason: str
+    metrics: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Built:
-    """A candidate that is on disk and what was found about it."""
+    """A candidate version on disk with its evaluation, and what became of each task.
 
-    version: int
-    digest: str
+    A task in none of `added`, `refused` and `stale` waits for the next version.
+    """
+
+    candidate: Pointer | None
+    """None if the gate refused all there was to publish."""
     parent: int | None
     evaluation: Mapping[str, Any]
-    refused: str | None
-    """Why the gate says no."""
-
-
-@dataclass(frozen=True)
-class Stale:
-    """The prompt was trained for another g-prompt than the pool has now: it must be learned again."""
-
-    reason: str
+    added: tuple[int, ...] = ()
+    """Tasks that the candidate adds, in order."""
+    refused: Mapping[int, GateRejection] = field(default_factory=dict)
+    stale: tuple[int, ...] = ()
+    """Tasks trained with another g-prompt than the pool has now: they must be trained again."""
 
 
 Job = Validate | Learn | Build
-Result = Validated | Learned | Built | Stale
+Result = Validated | Learned | Built
+
+
+def attempts_of(job: Job) -> dict[int, int]:
+    """The tasks that a job is about, each with the attempt that it belongs to."""
+    return {each.task: each.attempt for each in (job.tasks if isinstance(job, Build) else (job,))}
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A job that came to its end."""
+    """A job that completed."""
 
     job: Job
     result: Result
@@ -138,18 +169,18 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """A job that did not."""
+    """A job that failed."""
 
     job: Job
     error: Exception
 
 
 @dataclass(frozen=True)
-class Reported:
-    """A job that is under way."""
+class ProgressUpdate:
+    """A job that is running."""
 
     job: Learn
-    progress: Progressed
+    progress: EpochProgress
 
 
-News = Finished | Failed | Reported
+JobUpdate = Finished | Failed | ProgressUpdate

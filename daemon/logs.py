@@ -1,10 +1,10 @@
-"""What the daemon says while it runs: each line a sentence, an event name and ids; as JSON lines or for people.
+"""Logging: each line is a sentence, an event name and ids, as JSON or for people.
 
     log = logging.getLogger(__name__)
-    log.info("learned birds in 12 s", extra=event("task.trained", task="birds", seconds=12.1))
+    log.info("trained birds in 12 s", extra=event("task.trained", task="birds", seconds=12.1))
 
-Lines go to standard error; keeping and rotating them is the business of systemd or whoever started the daemon.
-Passwords in URLs are hidden in all of them, whoever wrote the line.
+Lines go to standard error; keeping and rotating them is left to systemd or whatever started the daemon. Passwords in
+URLs are redacted in every line, also in those of other packages.
 """
 
 import json
@@ -14,24 +14,24 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
-from mqmk.daemon.config import Log
-from mqmk.daemon.passwords import hidden
+from mqmk.daemon.config.sections import Log
+from mqmk.daemon.redaction import redact
 
 OURS: Final = "mqmk"
 FIELDS: Final = ("time", "level", "event", "message", "logger", "error")
-"""What a JSON line may hold besides ids; an id of such a name gets an underscore behind it."""
+"""The fields of a JSON line besides ids; an id of such a name gets a trailing underscore."""
 
 
 def event(name: str, /, **ids: object) -> Mapping[str, Any]:
-    """For `extra`: the name that machines look for, and what the sentence is about."""
+    """For `extra`: the event name, and the ids of what it is about."""
     return {"event": name, "ids": ids}
 
 
-def set_up(settings: Log, stream: TextIO | None = None) -> None:
-    """Send every log line of this process to the stream; from other people's packages, only warnings."""
+def configure_logging(settings: Log, stream: TextIO | None = None) -> None:
+    """Send every log line of this process to the stream; from other packages, only warnings."""
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(HumanLines() if _for_people(settings, stream) else JsonLines())
+    handler.setFormatter(HumanLines() if _is_for_people(settings, stream) else JsonLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
@@ -39,8 +39,24 @@ def set_up(settings: Log, stream: TextIO | None = None) -> None:
     logging.captureWarnings(True)
 
 
+def redirect_console_loggers() -> None:
+    """Make packages that log to the console (Ray, torch) log through our handler.
+
+    Call it after importing them, because that is when they add their handlers.
+    """
+    for logger in list(logging.root.manager.loggerDict.values()):
+        if isinstance(logger, logging.Logger) and any(map(_is_console, logger.handlers)):
+            logger.handlers[:] = [handler for handler in logger.handlers if not _is_console(handler)]
+            logger.propagate = True
+            logger.setLevel(logging.NOTSET)
+
+
+def _is_console(handler: logging.Handler) -> bool:
+    return isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stderr, sys.stdout)
+
+
 class JsonLines(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line of a record."""
@@ -48,33 +64,33 @@ class JsonLines(logging.Formatter):
             "time": _time(record).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "event": getattr(record, "event", "log"),
-            "message": hidden(record.getMessage()),
+            "message": redact(record.getMessage()),
             "logger": record.name,
         }
         line |= {f"{name}_" if name in FIELDS else name: value for name, value in _ids(record).items()}
         if record.exc_info:
-            line["error"] = hidden(self.formatException(record.exc_info))
+            line["error"] = redact(self.formatException(record.exc_info))
         return json.dumps(line, default=str)
 
 
 class HumanLines(logging.Formatter):
-    """`05:06:07 learned birds in 12 s  [task.trained task=birds seconds=12.1]`, with the level where it matters."""
+    """`05:06:07 trained birds in 12 s  [task.trained task=birds seconds=12.1]`, with the level where it matters."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line of a record; only a traceback takes more lines."""
         level = "" if record.levelno == logging.INFO else f"{record.levelname} "
         facts = [getattr(record, "event", record.name), *(f"{name}={value}" for name, value in _ids(record).items())]
-        line = f"{_time(record).astimezone():%H:%M:%S} {level}{hidden(record.getMessage())}  [{' '.join(facts)}]"
-        trace = hidden(self.formatException(record.exc_info)).splitlines() if record.exc_info else []
-        return "\n".join(map(_plain, (line, *trace)))
+        line = f"{_time(record).astimezone():%H:%M:%S} {level}{redact(record.getMessage())}  [{' '.join(facts)}]"
+        trace = redact(self.formatException(record.exc_info)).splitlines() if record.exc_info else []
+        return "\n".join(map(_escape, (line, *trace)))
 
 
-def _plain(line: str) -> str:
-    """One line, and nothing that a terminal would obey."""
+def _escape(line: str) -> str:
+    """One line without control characters that a terminal would interpret."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in line)
 
 
-def _for_people(settings: Log, stream: TextIO) -> bool:
+def _is_for_people(settings: Log, stream: TextIO) -> bool:
     return settings.format == "human" or (settings.format == "auto" and stream.isatty())
 
 
@@ -84,4 +100,4 @@ def _time(record: logging.LogRecord) -> datetime:
 
 def _ids(record: logging.LogRecord) -> Mapping[str, object]:
     found: Mapping[str, object] = getattr(record, "ids", {})
-    return {name: hidden(value) if isinstance(value, str) else value for name, value in found.items()}
+    return {name: redact(value) if isinstance(value, str) else value for name, value in found.items()}

@@ -1,9 +1,10 @@
-"""What can go wrong with a task's data.
+"""What can go wrong with a task's data or with the settings it is to be learned by.
 
 MqmkError                    every error of this project that a user can act on (mqmk.matcher.errors)
 └── LearnerError             a task could not be read, made or learned
+    ├── SettingsError        settings that cannot work with this backbone; no task is to blame
     ├── TaskRejected         data that must not be trained on: it has a code, a reason and a place
-    └── PackError            pictures that cannot be packed into shards
+    └── PackError            images that cannot be packed into shards
 """
 
 from mqmk.matcher.errors import MqmkError
@@ -11,6 +12,10 @@ from mqmk.matcher.errors import MqmkError
 
 class LearnerError(MqmkError):
     """A task could not be read, made or learned."""
+
+
+class SettingsError(LearnerError):
+    """Settings that cannot work with this backbone; no task is to blame."""
 
 
 class TaskRejected(LearnerError):  # noqa: N818 - what happened to the task; the ledger says it with the same word
@@ -30,4 +35,4 @@ class TaskRejected(LearnerError):  # noqa: N818 - what happened to the task; the
 
 
 class PackError(LearnerError):
-    """Pictures that cannot be packed into shards."""
+    """Images that cannot be packed into shards."""

@@ -3,19 +3,24 @@
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from mqmk.learner.errors import LearnerError, SettingsError
+from mqmk.matcher.image_formats import ExtraFormat
+
 Policy = Literal["warn", "reject"]
+BadSamples = Literal["reject", "skip"]
 
 
 @dataclass(frozen=True)
 class ShardLimits:
-    """What a task may cost, and the least it must bring."""
+    """Upper limits of a task, and the fewest samples of a class."""
 
     members: int = 1_000_000  # files in one shard
     member_bytes: int = 16 * 2**20
     shard_bytes: int = 8 * 2**30
-    pixels: int = 40_000_000  # of one picture, from its header
-    seconds: float = 3600.0  # to read and check one shard; a read that never returns is for the opener to end
+    pixels: int = 40_000_000  # of one image, from its header
+    seconds: float = 3600.0  # to read and check one shard; the opener must end a read that never returns
     min_samples: int = 2  # of every class, held-out ones included
+    formats: tuple[ExtraFormat, ...] | None = None  # besides JPEG, PNG and WebP
 
 
 DEFAULT_LIMITS: Final = ShardLimits()
@@ -34,7 +39,7 @@ class Augmentation:
     """How much variation."""
 
     least_area: float = 0.5
-    """The smallest crop, as a share of the picture; 1 turns crops off. The paper has 0.05 with hundreds of epochs."""
+    """The smallest crop, as a share of the image; 1 turns crops off. The paper has 0.05 with hundreds of epochs."""
     mirror: bool = True
 
 
@@ -45,29 +50,55 @@ class TrainSettings:
     epochs: int = 6
     batch: int = 64
     accumulate: int = 1
-    """Batches whose gradients are added up for one step; batch / accumulate images are in memory at a time."""
+    """Parts of a batch whose gradients are added up for one step; batch / accumulate images are in memory at a time."""
     learning_rate: float = 0.06
     clip: float = 1.0
     g_length: int = 5
     e_length: int = 20
+    """Rows of an e-prompt in each of its blocks. Fixed by the pool's first task."""
     start: Literal["first", "previous", "random"] = "first"
     """What a new e-prompt is a copy of. Only `first` keeps tasks independent of each other and of their order."""
     spread: float = 0.05
     """Random prompts begin in +-spread."""
     g_prompt: Literal["first", "always"] = "first"
-    """When the g-prompt is trained. Only `first` leaves old tasks' queries untouched."""
+    """When the g-prompt is trained. `always` changes the answers of old tasks: only `bench accuracy` takes it."""
     keys: Literal["closed-form", "learned"] = "closed-form"
     keys_per_task: int | None = None
+    """At most this many keys for a task, one for each group of classes; None keeps one for each class."""
     head_scale: float = 16.0
     balanced: bool = False
     """Show rare classes as often as common ones."""
     patience: int | None = None
-    """Stop after this many epochs without a better held-out accuracy, and keep the best; None trains to the end."""
+    """Epochs without a better accuracy on a tenth of the training images, set aside for this, before training stops."""
     plain_means: bool = True
     """Also compute what ridge and the single-query baselines need: one more pass over the data."""
     augmentation: Augmentation = field(default_factory=Augmentation)
     patches: float = 1.0
-    """Share of a picture's patches that a training step looks at, drawn anew each time; keys and means see all."""
+    """Share of an image's patches that a training step computes, drawn anew each time; keys and means use all."""
     e_layers: tuple[int, ...] | None = None
     """Blocks with an e-prompt; None takes all from the third to the last but one. Fixed by the pool's first task."""
     seed: int = 0
+
+
+def check_settings(settings: TrainSettings, depth: int) -> None:
+    """Refuse what cannot work with a backbone of this depth, whatever the task."""
+    layers = settings.e_layers
+    if layers is None or (layers and list(layers) == sorted({*layers} & {*range(depth)})):
+        return
+    raise SettingsError(
+        f"e_layers: expected rising numbers of blocks from 0 to {depth - 1} (the backbone has {depth} blocks), "
+        f"got {','.join(map(str, layers)) or 'none of them'}; use {','.join(map(str, default_e_layers(depth)))}, "
+        "or leave it unset"
+    )
+
+
+def check_training(settings: TrainSettings, depth: int, classes: int, samples: int) -> None:
+    """Refuse, before any training, what cannot work with this backbone or with a task of this size."""
+    check_settings(settings, depth)
+    if not samples or not classes:
+        raise LearnerError(f"expected images to train on, got {samples} of {classes} classes; give every class some")
+
+
+def default_e_layers(depth: int) -> tuple[int, ...]:
+    """All blocks from the third to the last but one, or the last of a backbone that has none of those."""
+    return tuple(range(2, depth - 1)) or (depth - 1,)

@@ -1,6 +1,6 @@
 """Which frozen ViT to use and where its weights come from: embedded, a safetensors file, or the model hub.
 
-The only file that touches timm. Whatever the source, the weights are one safetensors file, and its sha256 is the
+The only file that imports timm. Whatever the source, the weights are one safetensors file, and its sha256 is the
 backbone's identity: a pool trained on one refuses to load on another.
 """
 
@@ -57,12 +57,12 @@ def load_backbone(
     With `image_size` the position embedding is resampled. `sha256` pins the file.
     """
     if name == EMBEDDED:
-        vit, info = _embedded(image_size)
+        vit, info = _load_embedded(image_size)
     elif weights == RANDOM:
-        vit, info = _random(name, image_size)
+        vit, info = _create_random(name, image_size)
     else:
-        path = _hub_file(name) if weights == HUB else Path(weights)
-        vit, info = _from_file(name, path, image_size)
+        path = _download_from_hub(name) if weights == HUB else Path(weights)
+        vit, info = _load_file(name, path, image_size)
     if sha256 is not None and sha256 != info.weights_sha256:
         raise BackboneError(
             f"{name}: expected weights with sha256 {sha256}, but they have {info.weights_sha256}. "
@@ -73,7 +73,7 @@ def load_backbone(
     return backbone
 
 
-def _embedded(image_size: int | None) -> tuple[nn.Module, BackboneInfo]:
+def _load_embedded(image_size: int | None) -> tuple[nn.Module, BackboneInfo]:
     if image_size not in (None, IMAGE_SIZE):
         raise BackboneError(f"the embedded backbone takes {IMAGE_SIZE} px images; leave image_size out")
     path = Path(str(files(__package__).joinpath("embedded", "backbone.safetensors")))
@@ -82,21 +82,23 @@ def _embedded(image_size: int | None) -> tuple[nn.Module, BackboneInfo]:
     return vit, BackboneInfo(EMBEDDED, _file_sha256(path), IMAGE_SIZE, (EMBEDDED_MEAN,) * 3, (EMBEDDED_STD,) * 3)
 
 
-def _random(name: str, image_size: int | None) -> tuple[nn.Module, BackboneInfo]:
+def _create_random(name: str, image_size: int | None) -> tuple[nn.Module, BackboneInfo]:
     torch.manual_seed(0)
     vit = _create(name, image_size)
     digest = hashlib.sha256()
     for key, value in sorted(vit.state_dict().items()):
         digest.update(key.encode())
         digest.update(value.numpy().tobytes())
-    return vit, _info(vit, name, digest.hexdigest())
+    return vit, _describe(vit, name, digest.hexdigest())
 
 
-def _from_file(name: str, path: Path, image_size: int | None) -> tuple[nn.Module, BackboneInfo]:
+def _load_file(name: str, path: Path, image_size: int | None) -> tuple[nn.Module, BackboneInfo]:
     if path.suffix != ".safetensors":
         raise BackboneError(f"{path}: expected a .safetensors file; other formats can run code when they are read")
     if not path.is_file():
         raise BackboneError(f"{path}: no such file")
+    with torch.device("meta"):  # refused before its weights are read: timm would warn of every key that differs
+        _create(name, image_size)
     overlay = {"file": str(path), "custom_load": False}  # some names would otherwise expect JAX's .npz
     try:
         vit = _create(name, image_size, pretrained=True, pretrained_cfg_overlay=overlay)
@@ -104,10 +106,10 @@ def _from_file(name: str, path: Path, image_size: int | None) -> tuple[nn.Module
         raise
     except Exception as error:
         raise BackboneError(f"{path}: these are not weights for {name}: {_first_line(error)}") from error
-    return vit, _info(vit, name, _file_sha256(path))
+    return vit, _describe(vit, name, _file_sha256(path))
 
 
-def _hub_file(name: str) -> Path:
+def _download_from_hub(name: str) -> Path:
     """The safetensors file on the model hub that timm names for this model, downloaded or from the cache."""
     config = _create(name, None).pretrained_cfg
     if not config.get("hf_hub_id"):
@@ -142,7 +144,7 @@ def _create(name: str, image_size: int | None, **options: Any) -> Any:
     return vit
 
 
-def _info(vit: Any, name: str, sha256: str) -> BackboneInfo:
+def _describe(vit: Any, name: str, sha256: str) -> BackboneInfo:
     config = vit.pretrained_cfg
     size = vit.patch_embed.img_size[0]
     return BackboneInfo(name, sha256, size, tuple(config["mean"]), tuple(config["std"]), config["crop_pct"])
@@ -178,4 +180,6 @@ def _file_sha256(path: Path) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """What it says first; torch heads a list of differences with a line that ends in a colon."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])[:300]

@@ -15,28 +15,29 @@ from torch.nn import functional as F
 from mqmk.matcher.errors import MatchError
 from mqmk.matcher.keys import trained_keys
 from mqmk.matcher.matchers import Match
-from mqmk.matcher.pool import PromptPool, key_groups
+from mqmk.matcher.pool import PromptPool, cache_on_pool, group_classes
 
 Classifier = Callable[[PromptPool, Float[Tensor, "batch dim"]], Float[Tensor, "batch rows"]]
 
 
 def _fc(pool: PromptPool, query: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch rows"]:
-    return pool.head_scale * query @ pool.head.T
+    return pool.logit_scale * query @ pool.head.T
 
 
 def _ncm(pool: PromptPool, query: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch rows"]:
-    return pool.head_scale * query @ pool.means.T
+    return pool.logit_scale * query @ pool.means.T
 
 
 def _km(pool: PromptPool, query: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch rows"]:
-    """Classes that share a key share its logit; the first of them is answered."""
-    return pool.head_scale * query @ pool.remember("km", lambda: _key_rows(pool)).T
+    """Classes that share a key share its logit; the first of them wins."""
+    return pool.logit_scale * query @ _key_of_class(pool).T
 
 
-def _key_rows(pool: PromptPool) -> Float[Tensor, "rows dim"]:
+@cache_on_pool
+def _key_of_class(pool: PromptPool) -> Float[Tensor, "rows dim"]:
     bank = trained_keys(pool, None)
-    of_class = [keys[key_groups(len(t.classes), len(keys))] for t, keys in zip(pool.tasks, bank.by_task, strict=True)]
-    return torch.cat(of_class)
+    pairs = zip(pool.tasks, bank.by_task, strict=True)
+    return torch.cat([keys[group_classes(len(task.classes), len(keys))] for task, keys in pairs])
 
 
 CLASSIFIERS: Final[dict[str, Classifier]] = {"fc": _fc, "ncm": _ncm, "km": _km}

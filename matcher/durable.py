@@ -1,4 +1,4 @@
-"""How a file or a folder is made to survive a power cut."""
+"""Files and folders that survive a power cut."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Names that were added to the folder or renamed in it are on disk when this returns."""
+    """Flush names that were added to the folder or renamed in it to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -25,7 +25,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_folder(final: Path, files: Mapping[str, bytes]) -> None:
-    """A folder of new files that appears whole or not at all, on disk when this returns; one that is there stays."""
+    """Write a folder of new files atomically, on disk when this returns; an existing folder is left alone."""
     if final.exists():
         return
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def write_folder(final: Path, files: Mapping[str, bytes]) -> None:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Write or overwrite a file: a reader sees the old content or the new one, and the new one is on disk after."""
-    part = path.with_name(f".{path.name}.part")  # one writer at a time; a leftover of a killed one is replaced
+    part = path.with_name(f".{path.name}.part")  # one writer at a time; the leftover of a killed one is replaced
     part.unlink(missing_ok=True)
     write_file(part, data)
     part.replace(path)

@@ -26,3 +26,9 @@ class MatchError(MqmkError):
 
 class ImageError(MqmkError):
     """Bytes that are not an image we accept."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type where it has none, as some of Ray's and of Python's."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

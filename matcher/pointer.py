@@ -1,4 +1,4 @@
-"""Which version is to be served: `pools/CURRENT`. No heavy imports: the command line and the metrics read it, too."""
+"""Which version to serve: `pools/CURRENT`. No heavy imports: the command line and the metrics read it, too."""
 
 import json
 import re
@@ -14,20 +14,25 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Pointer:
-    """The version that is to be served."""
+    """The version to serve."""
 
     version: int
     digest: str
 
     @property
-    def folder(self) -> str:
-        """The name of its folder in the store."""
-        return folder_name(self.version, self.digest)
+    def card(self) -> str:
+        """The name of its card under `pools/versions/`."""
+        return card_name(self.version, self.digest)
 
 
-def folder_name(version: int, digest: str) -> str:
-    """How the folder of a version is called under `pools/`."""
+def version_name(version: int, digest: str) -> str:
+    """The short name of a version: its number and the first 12 digits of its digest."""
     return f"{version}-{digest[:12]}"
+
+
+def card_name(version: int, digest: str) -> str:
+    """The name of a version's card under `pools/versions/`."""
+    return f"{version_name(version, digest)}.json"
 
 
 def read_pointer(pools: Path) -> Pointer | None:
@@ -51,6 +56,6 @@ def parse_pointer(data: bytes, name: str) -> Pointer:
         raise PoolError(f"{name}: expected a version and a digest, got {shown!r}") from error
 
 
-def written_pointer(version: int, digest: str) -> bytes:
+def encode_pointer(version: int, digest: str) -> bytes:
     """The content of CURRENT."""
     return (json.dumps({"version": version, "digest": digest}) + "\n").encode()

@@ -1,13 +1,14 @@
 """The prompt pool: one g-prompt for all tasks, and for each task an e-prompt with its keys, head rows and means.
 
 A pool is a value. `with_task` and `without_task` return another pool and share the tensors of the tasks they keep, so
-an old pool goes on serving while a new one is built.
+an old pool keeps serving while a new one is built.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, TypeVar, cast
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -18,6 +19,7 @@ from mqmk.matcher.errors import PoolError
 from mqmk.matcher.prompted_vit import BackboneInfo, Prompt
 
 T = TypeVar("T")
+P = ParamSpec("P")
 _REGRESSION = ("plain_gram", "plain_sums")
 
 
@@ -31,7 +33,7 @@ class TaskPrompt:
     name: str
     classes: tuple[str, ...]
     e_prompt: Tensor  # [e_layers, 2, length, dim], axis 1: 0 = key rows, 1 = value rows
-    keys: Tensor  # [keys, dim], one for each class or for each group of classes (`key_groups`)
+    keys: Tensor  # [keys, dim], one for each class or for each group of classes (`group_classes`)
     head: Tensor  # [classes, dim]
     means: Tensor  # [classes, dim], mean of the normalised queries of each class
     plain_means: Tensor | None = None  # the same for queries without prompts; only sqsk and sqmk need it
@@ -41,6 +43,10 @@ class TaskPrompt:
     samples: int = 0
     trained_at: str = ""
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    class_samples: tuple[int, ...] = ()  # training images of each class; empty where an older release wrote the pool
+    base: str = ""  # digest of what training started from; empty for the first task and in older pools
+    layer: str = field(default="", init=False)  # sha256 of the stored layer with these tensors (`stored_as`), or empty
+    layer_bytes: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         classes = len(self.classes)
@@ -51,6 +57,9 @@ class TaskPrompt:
         for name in ("head", "means", "plain_means", "plain_sums"):
             if (rows := getattr(self, name)) is not None and len(rows) != classes:
                 raise PoolError(f"task {self.name!r}: expected {classes} rows in {name}, got {len(rows)}")
+        counts = self.class_samples
+        if counts and (len(counts) != classes or any(type(count) is not int or count < 0 for count in counts)):
+            raise PoolError(f"task {self.name!r}: expected {classes} numbers in class_samples, got {list(counts)}")
         if (self.plain_gram is None) != (self.plain_sums is None):
             raise PoolError(f"task {self.name!r}: expected plain_gram and plain_sums together, got one of them")
         for name, tensor in self.tensors().items():
@@ -73,14 +82,49 @@ class TaskPrompt:
         return {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
 
     def to(self, device: torch.device) -> "TaskPrompt":
-        """The same on another device."""
-        moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.tensors().items()}
-        return replace(self, **moved)
+        """The same on another device; itself if it is there."""
+        if all(tensor.device == device for tensor in self.tensors().values()):
+            return self
+        return self._same_with({name: tensor.to(device) for name, tensor in self.tensors().items()})
+
+    def stored_as(self, layer: str, size: int) -> "TaskPrompt":
+        """The same, whose tensors are known to be in this layer; a `replace` of it knows of none."""
+        return self._same_with({"layer": layer, "layer_bytes": size})
+
+    def _same_with(self, values: Mapping[str, Any]) -> "TaskPrompt":
+        """A copy that needs no checks: it holds the same numbers."""
+        same = copy(self)
+        for name, value in values.items():
+            object.__setattr__(same, name, value)
+        return same
 
 
-def key_groups(classes: int, keys: int) -> Int[Tensor, " classes"]:
-    """Which key stands for which class when a task has fewer keys than classes: neighbours share one."""
+def group_classes(classes: int, keys: int) -> Int[Tensor, " classes"]:
+    """The group of each class when a task has fewer keys than classes: neighbours share a key."""
     return torch.arange(classes) * keys // classes
+
+
+def task_of_rows(sizes: Sequence[int]) -> Int[Tensor, " rows"]:
+    """The task of each row where the rows of all tasks, `sizes` of each, are side by side."""
+    return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes, dtype=torch.long))
+
+
+def _is_increasing(layers: tuple[int, ...]) -> bool:
+    """Also that no layer is negative."""
+    return list(layers) == sorted({layer for layer in layers if layer >= 0})
+
+
+def cache_on_pool(compute: Callable[Concatenate["PromptPool", P], T]) -> Callable[Concatenate["PromptPool", P], T]:
+    """Cache a function of a pool inside the pool: computed on first use and kept as long as the pool lives."""
+
+    @wraps(compute)
+    def compute_once(pool: "PromptPool", /, *arguments: P.args, **named: P.kwargs) -> T:
+        name = (compute, arguments, tuple(named.items()))
+        if name not in pool.cache:
+            pool.cache[name] = compute(pool, *arguments, **named)
+        return cast(T, pool.cache[name])
+
+    return compute_once
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,9 +136,11 @@ class PromptPool:
     e_layers: tuple[int, ...]
     g_prompt: Tensor  # [g_layers, 2, length, dim]
     tasks: tuple[TaskPrompt, ...] = ()
-    head_scale: float = 16.0
+    logit_scale: float = 16.0
     matching: Mapping[str, Any] = field(default_factory=dict)
     """Measured on held-out data when the version was built: each matcher's rate, agreement and cost, thresholds."""
+    cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+    """What `cache_on_pool` computed; another pool starts with an empty one."""
 
     def __post_init__(self) -> None:
         dim = self.g_prompt.shape[-1]
@@ -102,8 +148,8 @@ class PromptPool:
             raise PoolError(f"g_prompt: expected [{len(self.g_layers)}, 2, length, dim], got {[*self.g_prompt.shape]}")
         if self.g_prompt.dtype != torch.float32 or not torch.isfinite(self.g_prompt).all():
             raise PoolError("g_prompt: expected finite float32 values")
-        if not self.e_layers or any(list(ls) != sorted({*ls} - {-1}) for ls in (self.e_layers, self.g_layers)):
-            raise PoolError(f"layers must rise and not be empty, got g {self.g_layers} and e {self.e_layers}")
+        if not self.e_layers or not (_is_increasing(self.e_layers) and _is_increasing(self.g_layers)):
+            raise PoolError(f"layers must rise from 0 and not be empty, got g {self.g_layers} and e {self.e_layers}")
         names = [task.name for task in self.tasks]
         if len(set(names)) != len(names):
             raise PoolError(f"two tasks have the same name: {names}")
@@ -133,22 +179,16 @@ class PromptPool:
         return replace(self, matching=matching)
 
     def to(self, device: torch.device) -> "PromptPool":
-        """The same pool on another device."""
-        return replace(self, g_prompt=self.g_prompt.to(device), tasks=tuple(task.to(device) for task in self.tasks))
+        """The same pool on another device; itself if it is there."""
+        tasks = tuple(task.to(device) for task in self.tasks)
+        if self.g_prompt.device == device and all(new is old for new, old in zip(tasks, self.tasks, strict=True)):
+            return self
+        return replace(self, g_prompt=self.g_prompt.to(device), tasks=tasks)
 
     # What matchers and classifiers read, computed once for each pool.
 
-    @cached_property
-    def _remembered(self) -> dict[Hashable, Any]:
-        return {}
-
-    def remember(self, name: Hashable, compute: Callable[[], T]) -> T:
-        """A value derived from the pool, computed when it is first asked for and kept as long as the pool."""
-        if name not in self._remembered:
-            self._remembered[name] = compute()
-        return cast(T, self._remembered[name])
-
-    @cached_property
+    @property
+    @cache_on_pool
     def g(self) -> Prompt:
         """The g-prompt."""
         return Prompt(self.g_layers, (self.g_prompt,))
@@ -161,7 +201,8 @@ class PromptPool:
         """For each row the e-prompt of its own task."""
         return Prompt(self.e_layers, tuple(self.tasks[t].e_prompt for t in tasks.tolist()))
 
-    @cached_property
+    @property
+    @cache_on_pool
     def mean_e(self) -> Prompt:
         """The mean of all e-prompts, which gives the enhanced query Q+."""
         total = self.tasks[0].e_prompt.clone()
@@ -169,23 +210,26 @@ class PromptPool:
             total += task.e_prompt
         return Prompt(self.e_layers, (total / len(self.tasks),))
 
-    @cached_property
+    @property
+    @cache_on_pool
     def labels(self) -> tuple[tuple[int, str], ...]:
         """Task number and class name of every head row."""
         return tuple((number, name) for number, task in enumerate(self.tasks) for name in task.classes)
 
-    @cached_property
+    @property
+    @cache_on_pool
     def row_task(self) -> Int[Tensor, " rows"]:
         """The task of every head row."""
-        sizes = torch.tensor([len(task.classes) for task in self.tasks])
-        return torch.arange(len(self.tasks)).repeat_interleave(sizes).to(self.g_prompt.device)
+        return task_of_rows([len(task.classes) for task in self.tasks]).to(self.g_prompt.device)
 
-    @cached_property
+    @property
+    @cache_on_pool
     def head(self) -> Float[Tensor, "rows dim"]:
         """Normalised head rows of all tasks."""
         return F.normalize(torch.cat([task.head for task in self.tasks]), dim=1)
 
-    @cached_property
+    @property
+    @cache_on_pool
     def means(self) -> Float[Tensor, "rows dim"]:
         """Normalised class means of all tasks."""
         return F.normalize(torch.cat([task.means for task in self.tasks]), dim=1)

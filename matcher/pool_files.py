@@ -1,4 +1,7 @@
-"""How a pool version is written and read: `<n>-<digest12>/pool.safetensors` and `pool.json`, immutable, no pickle.
+"""A pool as one self-contained folder: `pool.safetensors` and `pool.json`, immutable, no pickle.
+
+This is how pools leave a store (`mqmk-daemon export`), how a worker sends a trained prompt, and how release 0.1 stored
+every version, in `pools/<n>-<digest12>/`. Stores of today are made of layers (pool_cards.py).
 
 The digest covers both files: it is the sha256 of pool.json's other fields in canonical form, and one of those fields is
 the sha256 of pool.safetensors. Writing twice is harmless; a folder appears complete or not at all.
@@ -20,7 +23,7 @@ from torch import Tensor
 
 from mqmk.matcher.durable import write_folder
 from mqmk.matcher.errors import PoolError
-from mqmk.matcher.pointer import folder_name
+from mqmk.matcher.pointer import card_name, version_name
 from mqmk.matcher.pool import PromptPool, TaskPrompt
 from mqmk.matcher.prompted_vit import BackboneInfo
 
@@ -39,8 +42,13 @@ class PoolVersion:
 
     @property
     def folder(self) -> str:
-        """The name of its folder under `pools/`."""
-        return folder_name(self.version, self.digest)
+        """The name of a self-contained folder with this version."""
+        return version_name(self.version, self.digest)
+
+    @property
+    def card(self) -> str:
+        """The name of its card under `pools/versions/`."""
+        return card_name(self.version, self.digest)
 
 
 @dataclass(frozen=True)
@@ -56,8 +64,8 @@ def encode(pool: PromptPool, version: int, parent: int | None) -> tuple[PoolVers
     tensors = {"g_prompt": pool.g_prompt}
     for number, task in enumerate(pool.tasks):
         tensors |= {f"tasks.{number}.{name}": tensor for name, tensor in task.tensors().items()}
-    own = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
-    data = save_tensors(own)  # which refuses tensors that share memory, as keys and means do
+    copies = {name: each.detach().cpu().clone(memory_format=torch.contiguous_format) for name, each in tensors.items()}
+    data = save_tensors(copies)  # which refuses tensors that share memory, as keys and means do
     fields = {
         "schema": SCHEMA,
         "version": version,
@@ -66,13 +74,15 @@ def encode(pool: PromptPool, version: int, parent: int | None) -> tuple[PoolVers
         "backbone": asdict(pool.backbone),
         "g_layers": list(pool.g_layers),
         "e_layers": list(pool.e_layers),
-        "head": {"scale": pool.head_scale},
+        "head": {"scale": pool.logit_scale},
         "tasks": [
             {"name": task.name, "classes": list(task.classes)}
-            | {key: _plain(getattr(task, key)) for key in _TASK_FIELDS}
+            | {key: _to_dict(getattr(task, key)) for key in _TASK_FIELDS}
+            | ({"class_samples": list(task.class_samples)} if task.class_samples else {})
+            | ({"base": task.base} if task.base else {})
             for task in pool.tasks
         ],
-        "matching": _plain(pool.matching),
+        "matching": _to_dict(pool.matching),
     }
     digest = _digest(fields)
     card = json.dumps({"digest": digest} | fields, indent=2, allow_nan=False)
@@ -81,51 +91,45 @@ def encode(pool: PromptPool, version: int, parent: int | None) -> tuple[PoolVers
 
 def decode(pool_files: PoolFiles, backbone: BackboneInfo | None = None) -> tuple[PoolVersion, PromptPool]:
     """The pool of two files, checked; with `backbone`, also that it was trained on that one."""
-    with _understood():
-        version, fields = _checked(pool_files.card, hashlib.sha256(pool_files.tensors).hexdigest())
-        trained_on = _backbone(fields["backbone"])
-        if backbone is not None and trained_on != backbone:
-            raise PoolError(
-                f"the pool was trained on {_short(trained_on)}, not on {_short(backbone)}; "
-                "configure the backbone it was trained on"
-            )
-        return version, _pool(fields, trained_on, load_tensors(pool_files.tensors))
+    with as_pool_error():
+        version, fields = _check_hashes(pool_files.card, hashlib.sha256(pool_files.tensors).hexdigest())
+        trained_on = parse_backbone(fields["backbone"])
+        if backbone is not None:
+            require_backbone(trained_on, backbone)
+        return version, _build_pool(fields, trained_on, load_tensors(pool_files.tensors))
 
 
-def identify(folder: Path) -> PoolVersion:
-    """Which version a folder holds, by the hashes of its files; what they mean is not looked at."""
-    with _in(folder), _understood():
-        with (folder / TENSORS).open("rb") as tensors:
-            found = hashlib.file_digest(tensors, "sha256").hexdigest()
-        return _checked((folder / CARD).read_bytes(), found)[0]
-
-
-def _checked(card: bytes, tensors_sha256: str) -> tuple[PoolVersion, dict[str, Any]]:
-    fields = json.loads(card)
+def _parse_fields(data: bytes) -> tuple[PoolVersion, dict[str, Any]]:
+    fields = json.loads(data)
     digest = fields.pop("digest")
     if fields["schema"] != SCHEMA:
         raise PoolError(f"{CARD}: expected schema {SCHEMA}, got {fields['schema']!r}; upgrade mqmk-daemon to read it")
     if digest != _digest(fields):
         raise PoolError(f"{CARD}: its digest does not cover its content; the file was changed or damaged")
-    if fields["tensors_sha256"] != tensors_sha256:
-        raise PoolError(f"{TENSORS}: wrong sha256; the file was changed, damaged or cut short")
     return PoolVersion(fields["version"], digest, fields["parent"]), fields
 
 
+def _check_hashes(card: bytes, tensors_sha256: str) -> tuple[PoolVersion, dict[str, Any]]:
+    identity, fields = _parse_fields(card)
+    if fields["tensors_sha256"] != tensors_sha256:
+        raise PoolError(f"{TENSORS}: wrong sha256; the file was changed, damaged or cut short")
+    return identity, fields
+
+
 @contextmanager
-def _understood() -> Iterator[None]:
-    """Whatever is wrong with the content is said as PoolError."""
+def as_pool_error() -> Iterator[None]:
+    """Raise anything that is wrong with the content as PoolError."""
     try:
         yield
     except SafetensorError as error:
-        raise PoolError(f"{TENSORS}: not a safetensors file: {error}") from error
+        raise PoolError(f"not a safetensors file: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise PoolError(f"not a pool: {type(error).__name__}: {error}") from error
 
 
 @contextmanager
-def _in(folder: Path) -> Iterator[None]:
-    """Every PoolError names the folder; so does one about a file that cannot be read."""
+def _name_folder(folder: Path) -> Iterator[None]:
+    """Put the folder in front of every PoolError, and raise unreadable files as one."""
     try:
         yield
     except OSError as error:
@@ -143,19 +147,20 @@ def write_pool(pool: PromptPool, store: Path, version: int, parent: int | None) 
 
 def read_pool(folder: Path, backbone: BackboneInfo | None = None) -> tuple[PoolVersion, PromptPool]:
     """Read and check one version."""
-    with _in(folder):
+    with _name_folder(folder):
         return decode(PoolFiles((folder / TENSORS).read_bytes(), (folder / CARD).read_bytes()), backbone)
 
 
-def _pool(fields: Mapping[str, Any], backbone: BackboneInfo, tensors: dict[str, Tensor]) -> PromptPool:
+def _build_pool(fields: Mapping[str, Any], backbone: BackboneInfo, tensors: dict[str, Tensor]) -> PromptPool:
     tasks = []
     for number, task in enumerate(fields["tasks"]):
         prefix = f"tasks.{number}."
-        own: dict[str, Any] = {
+        trained: dict[str, Any] = {
             name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)
         }
-        record = {key: task[key] for key in _TASK_FIELDS}
-        tasks.append(TaskPrompt(name=task["name"], classes=tuple(task["classes"]), **own, **record))
+        record = {key: task[key] for key in _TASK_FIELDS} | {"class_samples": tuple(task.get("class_samples", ()))}
+        record |= {"base": task.get("base", "")}
+        tasks.append(TaskPrompt(name=task["name"], classes=tuple(task["classes"]), **trained, **record))
     g_prompt = tensors.pop("g_prompt")
     if tensors:
         raise PoolError(f"{TENSORS}: tensors that {CARD} does not name: {', '.join(sorted(tensors))}")
@@ -165,20 +170,30 @@ def _pool(fields: Mapping[str, Any], backbone: BackboneInfo, tensors: dict[str, 
         e_layers=tuple(fields["e_layers"]),
         g_prompt=g_prompt,
         tasks=tuple(tasks),
-        head_scale=float(fields["head"]["scale"]),
+        logit_scale=float(fields["head"]["scale"]),
         matching=fields["matching"],
     )
 
 
-def _backbone(fields: Mapping[str, Any]) -> BackboneInfo:
+def parse_backbone(fields: Mapping[str, Any]) -> BackboneInfo:
+    """The backbone that a card names."""
     return BackboneInfo(**(dict(fields) | {"mean": tuple(fields["mean"]), "std": tuple(fields["std"])}))
 
 
-def _short(backbone: BackboneInfo) -> str:
+def require_backbone(trained_on: BackboneInfo, used: BackboneInfo) -> None:
+    """PoolError if a pool was trained on another backbone."""
+    if trained_on != used:
+        raise PoolError(
+            f"the pool was trained on {_describe(trained_on)}, not on {_describe(used)}; "
+            "configure the backbone it was trained on"
+        )
+
+
+def _describe(backbone: BackboneInfo) -> str:
     return f"{backbone.name} ({backbone.weights_sha256[:12]}, {backbone.image_size} px)"
 
 
-def _plain(value: Any) -> Any:
+def _to_dict(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 

@@ -1,8 +1,7 @@
-"""From images to named answers: match, classify, and say how sure and how expensive it was."""
+"""From images to predictions: match, classify, and state confidence and cost."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 import torch
 from jaxtyping import Float, Int
@@ -10,12 +9,11 @@ from torch import Tensor
 
 from mqmk.matcher.classifiers import logits
 from mqmk.matcher.errors import MatchError
-from mqmk.matcher.matchers import MATCHERS, NOBODY, Match, MatchSettings, Scene, decide, match
-from mqmk.matcher.pool import PromptPool
+from mqmk.matcher.matcher_info import AUTO, EXACT, MATCHER_INFO
+from mqmk.matcher.matchers import NO_RUNNER_UP, Match, MatchInput, MatchSettings, match_images, match_queries
+from mqmk.matcher.pool import PromptPool, cache_on_pool
 from mqmk.matcher.prompted_vit import FrozenViT
 from mqmk.matcher.queries import Queries
-
-AUTO: Final = "auto"
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the service says about one image."""
+    """The predicted class of one image, and how it was found."""
 
     label: str
     probability: float
@@ -52,7 +50,7 @@ class Prediction:
     margin: float | None
     top: tuple[Answer, ...]
     matcher: str
-    queries: int
+    num_queries: int
 
 
 @dataclass(frozen=True)
@@ -67,17 +65,16 @@ class Predicted:
 def choose_matcher(pool: PromptPool, budget: float, shortlist: int) -> str:
     """The matcher that `auto` means for this pool.
 
-    Takes the best held-out matching rate that the pool reports within the budget, the cheaper one of equals. A pool
-    that reports none is matched exactly while that is affordable, by `cascade` or `mqmk-ei` after.
+    The one with the best held-out matching rate within the budget; of equals, the cheaper one. A pool without measured
+    rates is matched exactly while the budget allows it, then by `cascade` or `mqmk-ei`.
     """
     measured: Mapping[str, Mapping[str, float]] = pool.matching.get("matchers", {})
-    affordable = {
-        name: row for name, row in measured.items() if name in MATCHERS and name != "perfect" and row["cost"] <= budget
-    }
+    usable = {name for name, info in MATCHER_INFO.items() if info.needs != "true task"}
+    affordable = {name: row for name, row in measured.items() if name in usable and row["cost"] <= budget}
     if affordable:
         return max(affordable, key=lambda name: (affordable[name]["rate"], -affordable[name]["cost"]))
     if len(pool.tasks) <= budget:
-        return "mqmk"
+        return EXACT
     return "cascade" if 1 + shortlist <= budget else "mqmk-ei"
 
 
@@ -89,7 +86,7 @@ def predict(
     settings: PredictSettings | None = None,
     true_task: Int[Tensor, " batch"] | None = None,
 ) -> Predicted:
-    """Match and classify a batch. An image's answer does not depend on the images beside it."""
+    """Match and classify a batch, on the backbone's device. An image's answer does not depend on those beside it."""
     if not len(images):
         raise MatchError("expected at least one image")
     settings = settings or PredictSettings()
@@ -98,37 +95,66 @@ def predict(
         name = choose_matcher(pool, settings.budget, settings.match.shortlist)
     if pool.backbone != vit.info:
         raise MatchError(f"the pool was trained on {pool.backbone.name}, not on {vit.info.name} with these weights")
-    return _classified(name, pool, match(name, vit, pool, images, settings.match, true_task), settings)
+    found = match_images(name, vit, pool, images.to(vit.device), settings.match, true_task)
+    return _classify(name, pool, found, settings)
 
 
 @torch.inference_mode()
 def predict_from(queries: Queries, pool: PromptPool, matcher: str, settings: PredictSettings) -> Predicted:
-    """As `predict` by a named matcher, wherever the queries come from."""
-    return _classified(matcher, pool, decide(matcher, Scene(queries, pool, settings.match)), settings)
+    """As `predict` with a named matcher, wherever the queries come from."""
+    return _classify(matcher, pool, match_queries(matcher, MatchInput(queries, pool, settings.match)), settings)
 
 
-def _classified(matcher: str, pool: PromptPool, found: Match, settings: PredictSettings) -> Predicted:
+def _classify(matcher: str, pool: PromptPool, found: Match, settings: PredictSettings) -> Predicted:
     return Predicted(matcher, found, logits(pool, found, settings.classifier, settings.readout).softmax(dim=1))
 
 
 def name_answers(pool: PromptPool, predicted: Predicted, top_k: int = 5) -> list[Prediction]:
-    """The answers in words, one for each image. A label that several tasks know counts once, with their sum."""
-    return [_named(pool, predicted, image, top_k) for image in range(len(predicted.probabilities))]
+    """One prediction for each image. A label that several tasks know counts once, with the sum of its probabilities."""
+    return [_name_answer(pool, predicted, image, top_k) for image in range(len(predicted.probabilities))]
 
 
-def _named(pool: PromptPool, predicted: Predicted, image: int, top_k: int) -> Prediction:
+@dataclass(frozen=True)
+class _Labels:
+    """The distinct labels of a pool."""
+
+    names: tuple[str, ...]
+    of_row: Int[Tensor, " rows"]
+    """The label of each head row."""
+    rows: tuple[tuple[int, ...], ...]
+    """The head rows of each label."""
+
+
+@cache_on_pool
+def _number_labels(pool: PromptPool) -> _Labels:
+    rows: dict[str, list[int]] = {}
+    for row, (_, label) in enumerate(pool.labels):
+        rows.setdefault(label, []).append(row)
+    numbers = {label: number for number, label in enumerate(rows)}
+    of_row = torch.tensor([numbers[label] for _, label in pool.labels])
+    return _Labels(tuple(rows), of_row, tuple(map(tuple, rows.values())))
+
+
+def _name_best(pool: PromptPool, probabilities: Float[Tensor, " rows"], top_k: int) -> list[Answer]:
+    """The best labels, each with the task that gave the largest part; only these few are named."""
+    labels = _number_labels(pool)
+    totals = torch.zeros(len(labels.names), dtype=torch.float64).index_add(0, labels.of_row, probabilities)
+    least = totals.topk(min(top_k, len(totals))).values[-1]
+    some = ((totals >= least) & (totals > 0)).nonzero()[:, 0]
+    best = some[totals[some].argsort(descending=True, stable=True)][:top_k]
+    answers = []
+    for number, total in zip(best.tolist(), totals[best].tolist(), strict=True):
+        rows = labels.rows[number]
+        row = rows[0] if len(rows) == 1 else rows[int(probabilities[list(rows)].argmax())]
+        answers.append(Answer(labels.names[number], pool.tasks[pool.labels[row][0]].name, total))
+    return answers
+
+
+def _name_answer(pool: PromptPool, predicted: Predicted, image: int, top_k: int) -> Prediction:
     found = predicted.match
-    by_label: dict[str, tuple[float, float, str]] = {}  # label -> sum, largest part, the task that gave it
-    probabilities = predicted.probabilities[image].tolist()
-    for (number, label), probability in zip(pool.labels, probabilities, strict=True):
-        total, largest, task = by_label.get(label, (0.0, -1.0, ""))
-        if probability > largest:
-            largest, task = probability, pool.tasks[number].name
-        by_label[label] = (total + probability, largest, task)
-    answers = [Answer(label, task, total) for label, (total, _, task) in by_label.items() if total > 0]
-    top = sorted(answers, key=lambda answer: -answer.probability)[:top_k]
+    top = _name_best(pool, predicted.probabilities[image].double().cpu(), top_k)
     runner_up = int(found.runner_up[image])
-    alone = runner_up == NOBODY
+    alone = runner_up == NO_RUNNER_UP
     return Prediction(
         label=top[0].label,
         probability=top[0].probability,
@@ -138,5 +164,5 @@ def _named(pool: PromptPool, predicted: Predicted, image: int, top_k: int) -> Pr
         margin=None if alone else float(found.margin[image]),
         top=tuple(top),
         matcher=predicted.matcher,
-        queries=int(found.queries[image]),
+        num_queries=int(found.num_queries[image]),
     )

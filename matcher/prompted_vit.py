@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class BackboneInfo:
-    """Which frozen ViT this is and how a picture must be prepared for it; part of every pool file."""
+    """Which frozen ViT this is and how an image must be prepared for it; part of every pool file."""
 
     name: str
     weights_sha256: str
@@ -129,7 +129,7 @@ class FrozenViT:
 
         if layer < self.depth - 1:
             return Projected(*heads(attention.qkv(x), 3))
-        width, bias = attention.attn_dim, attention.qkv.bias
+        width, bias = attention.num_heads * attention.head_dim, attention.qkv.bias
         weight_q, weight_kv = attention.qkv.weight[:width], attention.qkv.weight[width:]
         bias_q, bias_kv = (None, None) if bias is None else (bias[:width], bias[width:])
         (q,) = heads(F.linear(x[:, :1], weight_q, bias_q), 1)

@@ -1,6 +1,6 @@
-"""Where a matcher's queries come from: computed from images by the frozen ViT, as few and as shared as possible."""
+"""Where a matcher's queries come from: the frozen ViT computes them on demand, and shares what tasks have in common."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
@@ -16,28 +16,28 @@ _TOKENS_PER_PASS = {"cpu": 1024, "cuda": 65536}  # larger passes leave a CPU's c
 
 @runtime_checkable
 class Queries(Protocol):
-    """The queries of a batch of images that a matcher may ask for."""
+    """The queries of a batch of images, as a matcher needs them."""
 
     def plain(self) -> Float[Tensor, "batch dim"]:
         """Without prompts."""
 
-    def plus(self) -> Float[Tensor, "batch dim"]:
+    def enhanced(self) -> Float[Tensor, "batch dim"]:
         """Q+, with the mean of all e-prompts."""
 
     def by_task(self) -> Iterator[Float[Tensor, "batch dim"]]:
         """Q_t of every image for one task after another."""
 
-    def own(self, image: Int[Tensor, " rows"], task: Int[Tensor, " rows"]) -> Float[Tensor, "rows dim"]:
-        """Q_t for some pairs of image and task."""
+    def task_queries(self, image: Int[Tensor, " rows"], task: Int[Tensor, " rows"]) -> Float[Tensor, "rows dim"]:
+        """Q_t for pairs of image and task."""
 
 
 class LiveQueries:
-    """Queries computed when they are asked for; the part that all tasks share is computed once."""
+    """Queries computed on demand; the part that all tasks share is computed once."""
 
     def __init__(
         self, vit: FrozenViT, pool: PromptPool, images: Float[Tensor, "batch 3 height width"] | Stem, rows_per_pass: int
     ) -> None:
-        """`images` may have been embedded before."""
+        """`images` may be embedded already."""
         self._vit, self._pool, self._images, self._rows_per_pass = vit, pool, images, rows_per_pass
 
     @cached_property
@@ -51,7 +51,7 @@ class LiveQueries:
     def plain(self) -> Float[Tensor, "batch dim"]:
         return self._vit.query(self._embedded)
 
-    def plus(self) -> Float[Tensor, "batch dim"]:
+    def enhanced(self) -> Float[Tensor, "batch dim"]:
         return self._vit.query(self._stem, self._pool.g, self._pool.mean_e)
 
     def by_task(self) -> Iterator[Float[Tensor, "batch dim"]]:
@@ -61,44 +61,16 @@ class LiveQueries:
                 yield self._vit.query(self._stem, self._pool.g, self._pool.e(int(tasks)))
             else:
                 image = torch.arange(batch).repeat(len(tasks))
-                yield from self.own(image, tasks.repeat_interleave(batch)).split(batch)
+                yield from self.task_queries(image, tasks.repeat_interleave(batch)).split(batch)
 
-    def own(self, image: Int[Tensor, " rows"], task: Int[Tensor, " rows"]) -> Float[Tensor, "rows dim"]:
+    def task_queries(self, image: Int[Tensor, " rows"], task: Int[Tensor, " rows"]) -> Float[Tensor, "rows dim"]:
         parts = torch.arange(len(image)).split(self._rows_per_pass)
         return torch.cat([self._rows(image[part], task[part]) for part in parts])
 
     def _rows(self, image: Int[Tensor, " rows"], task: Int[Tensor, " rows"]) -> Float[Tensor, "rows dim"]:
-        everyone = len(image) == len(self._stem) and bool((image.cpu() == torch.arange(len(image))).all())
-        stem = self._stem if everyone else self._stem.rows(image)
+        whole_batch = len(image) == len(self._stem) and bool((image.cpu() == torch.arange(len(image))).all())
+        stem = self._stem if whole_batch else self._stem.rows(image)
         return self._vit.query(stem, self._pool.g, self._pool.e_rows(task))
-
-
-class PausedQueries:
-    """Queries from elsewhere, one pass at a time with a pause before each: for work beside requests."""
-
-    def __init__(self, queries: Queries, pause: Callable[[], None]) -> None:
-        self._queries, self._pause = queries, pause
-
-    def plain(self) -> Float[Tensor, "batch dim"]:
-        self._pause()
-        return self._queries.plain()
-
-    def plus(self) -> Float[Tensor, "batch dim"]:
-        self._pause()
-        return self._queries.plus()
-
-    def by_task(self) -> Iterator[Float[Tensor, "batch dim"]]:
-        self._pause()
-        for query in self._queries.by_task():
-            yield query
-            self._pause()
-
-    def own(self, image: Int[Tensor, " rows"], task: Int[Tensor, " rows"]) -> Float[Tensor, "rows dim"]:
-        found = []
-        for row in range(len(image)):
-            self._pause()
-            found.append(self._queries.own(image[row : row + 1], task[row : row + 1]))
-        return torch.cat(found)
 
 
 def rows_per_pass(vit: FrozenViT, tokens_per_pass: int | None) -> int:

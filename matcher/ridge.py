@@ -1,13 +1,13 @@
 """Which class a query without prompts belongs to, by ridge regression on statistics that every task adds once.
 
-A query without prompts never changes, so what was counted of it stays true: of its features f, each task t keeps the
+A query without prompts never changes, so its statistics stay valid: of its features f, each task t keeps the
 sum of outer products G_t and for each of its classes the sum C_t. The regression over all tasks,
 
     W = (G_1 + ... + G_M + r I)^-1 (C_1, ..., C_M),
 
-is solved when a pool is first asked. It reads no data of earlier tasks and changes nothing that they stored, and a task
-that is dropped leaves no trace. The features are a fixed random expansion of the query, as in RanPAC (McDonnell et al.,
-2023), which lets a linear rule bend.
+is solved once for each pool, on first use. It reads no data of earlier tasks and changes nothing they stored, and a
+task that is dropped leaves no trace. The features are a fixed random expansion of the query, as in RanPAC (McDonnell et
+al., 2023), which lets a linear rule bend.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mqmk.matcher.errors import MatchError
-from mqmk.matcher.pool import PromptPool
+from mqmk.matcher.keys import max_by_task
+from mqmk.matcher.pool import PromptPool, cache_on_pool
 
 WIDTH: Final = 1024
 RIDGE: Final = 0.01  # r, in mean diagonal entries of the summed outer products
@@ -43,17 +44,17 @@ class RidgeBank:
     """The solved regression: a row for each class of each task."""
 
     rows: Float[Tensor, "rows width"]
-    task_of_row: Int[Tensor, " rows"]
+    row_task: Int[Tensor, " rows"]
     tasks: int
 
     def scores(self, query: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch tasks"]:
-        """For every task the value of its best class: about 1 for a sure one, about 0 for others."""
+        """The value of every task's best class: about 1 where it is certain, about 0 elsewhere."""
         values = features(query, self.rows.shape[1]) @ self.rows.T
-        best = torch.full((len(query), self.tasks), -torch.inf, device=query.device)
-        return best.scatter_reduce(1, self.task_of_row.expand(len(query), -1), values, "amax")
+        return max_by_task(values, self.row_task, self.tasks)
 
 
-def solved(pool: PromptPool) -> RidgeBank:
+@cache_on_pool
+def fit_ridge(pool: PromptPool) -> RidgeBank:
     """The regression over all tasks of a pool."""
     grams, sums = [], []
     for task in pool.tasks:

@@ -1,6 +1,6 @@
 """How the embedded backbone turns a 28 px sketch into 16 tokens: a small convolutional stem in place of patches.
 
-On so little data a stem of 3x3 convolutions learns far better than a linear patch embedding.
+With so little data, a stem of 3x3 convolutions learns far better than a linear patch embedding.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _STRIDES = (2, 1, 2, 1, 2)  # 28 -> 14 -> 14 -> 7 -> 7 -> 4
 class SketchStem(nn.Module):
     """An embed layer for timm's VisionTransformer: five convolutions, GELU between them.
 
-    `norms` are batch norms while the stem is pretrained; `fused` folds them away, and only the fused stem is shipped.
+    `norms` are batch norms while the stem is pretrained; `fuse` folds them away, and only the fused stem is shipped.
     """
 
     def __init__(self, *, embed_dim: int, norms: Sequence[nn.Module] | None = None, **_ignored: object) -> None:
@@ -44,7 +44,7 @@ class SketchStem(nn.Module):
         """A stem with batch norms, for pretraining."""
         return cls(embed_dim=embed_dim, norms=[nn.BatchNorm2d(width) for width in _CHANNELS], **ignored)
 
-    def fused(self) -> "SketchStem":
+    def fuse(self) -> "SketchStem":
         """The same function of the image with the batch norms folded into the convolutions."""
         convolutions: list[Any] = list(self.convolutions)
         norms: list[Any] = list(self.norms)

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon_parts import class_folders, drop
-from exposure import files_with, open_files, ways_in
-from outside_checker import problems
-from ports import free_port
-from running_daemon import RunningDaemon
-from s3 import S3
+from support.daemons.daemon import class_folders, drop
+from support.daemons.invariants import problems
+from support.daemons.running_daemon import RunningDaemon
+from support.exposure import find_accessible_files, find_files_containing, find_open_ports
+from support.servers.s3 import S3
+
+from mqmk.daemon.ports import free_port
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -29,12 +30,17 @@ def product(tmp_path: Path) -> Iterator[RunningDaemon]:
 
 
 def ask(product: RunningDaemon, task: str, label: str, number: int = 20) -> dict[str, Any]:
-    picture = class_folders(task, 30) / label / f"{number:03}.png"
+    image = class_folders(task, 30) / label / f"{number:03}.png"
     url = f"http://127.0.0.1:{product.settings['serve.port']}/predict"
-    request = urllib.request.Request(url, data=picture.read_bytes(), headers={"Content-Type": "image/png"})
+    request = urllib.request.Request(url, data=image.read_bytes(), headers={"Content-Type": "image/png"})
     with urllib.request.urlopen(request, timeout=30) as response:
         found: dict[str, Any] = json.loads(response.read())
         return found
+
+
+def probe(product: RunningDaemon, port: str, path: str) -> int:
+    with urllib.request.urlopen(f"http://127.0.0.1:{product.settings[port]}/{path}", timeout=30) as response:
+        return int(response.status)
 
 
 Upload = Callable[[Path], None]
@@ -68,7 +74,7 @@ def test_the_same_on_a_real_s3_server(product: RunningDaemon, s3: S3) -> None:
 
     live(product, upload)
     assert s3.files.exists(f"{url.removeprefix('s3://')}/tasks/sea/_LEARNED"), "the shards are tagged"
-    assert files_with(s3.environment()["AWS_SECRET_ACCESS_KEY"], product.folder, product.state) == []
+    assert find_files_containing(s3.environment()["AWS_SECRET_ACCESS_KEY"], product.folder, product.state) == []
 
 
 def live(product: RunningDaemon, upload: Upload) -> None:
@@ -84,6 +90,8 @@ def live(product: RunningDaemon, upload: Upload) -> None:
     product.wait_for(lambda: "SERVING" in product.states().values(), 240, "the first task is served")
     answer = ask(product, "sea", "shark")
     assert answer["pool_version"] >= 1 and answer["label"] and answer["queries"] >= 1
+    for port in ("serve.port", "metrics.port"):
+        assert [probe(product, port, path) for path in ("healthz", "readyz")] == [200, 200], port
 
     product.kill()
     assert ask(product, "sea", "shark")["label"], "serving outlives the daemon"
@@ -96,8 +104,8 @@ def live(product: RunningDaemon, upload: Upload) -> None:
     assert [row["version"] for row in versions] == [1, 2, 3]
 
     assert product.process
-    assert ways_in(product.state, product.process.pid, known=[int(product.settings["serve.port"])]) == {}
-    assert open_files(product.state) == {}
+    assert find_open_ports(product.state, product.process.pid, known=[int(product.settings["serve.port"])]) == {}
+    assert find_accessible_files(product.state) == {}
 
     second = product.run("start", check=False)
     assert second.returncode == 1 and "already" in second.stderr
@@ -115,6 +123,7 @@ def live(product: RunningDaemon, upload: Upload) -> None:
     product.wait_for(lambda: recorded(product), 60, "MLflow has every version")
     time.sleep(1)
     assert product.terminate() == 0
+    assert [line for line in product.log.splitlines() if not line.startswith("{")] == [], "every line is JSON"
 
 
 def recorded(product: RunningDaemon) -> bool:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mqmk.daemon.config import Log
-from mqmk.daemon.logs import event, set_up
+from mqmk.daemon.config.sections import Log
+from mqmk.daemon.logs import configure_logging, event, redirect_console_loggers
 
 log = logging.getLogger("mqmk.daemon.somewhere")
 
@@ -37,7 +37,7 @@ def logging_as_before() -> Iterator[None]:
 def said(speak: Callable[[], object], settings: Log | None = None, stream: io.StringIO | None = None) -> str:
     """What is written to the stream meanwhile."""
     stream = stream or io.StringIO()
-    set_up(settings or Log(format="json"), stream)
+    configure_logging(settings or Log(format="json"), stream)
     speak()
     return stream.getvalue()
 
@@ -130,14 +130,35 @@ def test_python_warnings_become_log_lines():
 
 
 def test_setting_up_twice_does_not_say_everything_twice():
-    set_up(Log(format="json"), io.StringIO())
+    configure_logging(Log(format="json"), io.StringIO())
     assert len(said(learned).splitlines()) == 1
 
 
 def test_lines_go_to_standard_error(capsys):
-    set_up(Log(format="json"))
+    configure_logging(Log(format="json"))
     learned()
     captured = capsys.readouterr()
     assert not captured.out
     assert "task.trained" in captured.err
     assert sys.stderr
+
+
+def test_packages_that_write_to_the_console_by_themselves_write_our_lines(tmp_path):
+    loud, child = logging.getLogger("loud"), logging.getLogger("loud.child")
+    kept = logging.FileHandler(tmp_path / "own.log")
+    loud.handlers[:], loud.propagate = [logging.StreamHandler(sys.stderr), kept], False
+    loud.setLevel(logging.INFO)
+
+    def speak() -> None:
+        redirect_console_loggers()
+        for each in (loud, child):
+            each.info("fine")
+            each.warning("bad")
+
+    try:
+        lines = [json.loads(line) for line in said(speak).splitlines()]
+    finally:
+        kept.close()
+        loud.handlers[:] = []
+    assert [(line["logger"], line["message"]) for line in lines] == [("loud", "bad"), ("loud.child", "bad")]
+    assert (tmp_path / "own.log").read_text() == "bad\nbad\n"

@@ -15,98 +15,101 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tars
 import torch
-from audited_life import CANARY, CLASSES
-from builders import frozen, random_pool, random_timm_vit
-from daemon_parts import daemon, drop, small_config
 from packaging.requirements import Requirement
 from packaging.version import Version
+from programs.hostile.run import CANARY, CLASSES
+from support import shards as tars
+from support.builders import frozen, random_pool, random_timm_vit
+from support.daemons.daemon import daemon, drop, small_config
 
-from mqmk.daemon.bucket import Bucket
-from mqmk.daemon.config import Bucket as BucketSettings
-from mqmk.daemon.config_sources import load
-from mqmk.daemon.doctor import exposure
+from mqmk.daemon.bucket.scanner import Bucket
+from mqmk.daemon.config.load import load
+from mqmk.daemon.config.sections import Bucket as BucketSettings
 from mqmk.daemon.errors import ConfigError, RegistryError
-from mqmk.daemon.ledger import Ledger
-from mqmk.daemon.lock import DaemonLock
-from mqmk.daemon.passwords import hidden
-from mqmk.daemon.registry_opening import database_path
-from mqmk.daemon.registry_records import RegisteredVersion, place_pool
-from mqmk.daemon.registry_runs import write_files
-from mqmk.learner import checkpoint
-from mqmk.learner.manifest import FILE_NAME
+from mqmk.daemon.host.doctor import exposure
+from mqmk.daemon.host.lock import DaemonLock
+from mqmk.daemon.ledger.ledger import Ledger
+from mqmk.daemon.redaction import redact
+from mqmk.daemon.registry.interface import install_pool
+from mqmk.daemon.registry.mlflow_env import database_path
+from mqmk.daemon.registry.mlflow_runs import write_files
+from mqmk.daemon.registry.records import RegisteredVersion
+from mqmk.learner.data.manifest import FILE_NAME
+from mqmk.learner.training import checkpoint
 from mqmk.matcher.backbone import load_backbone
 from mqmk.matcher.errors import BackboneError, PoolError
 from mqmk.matcher.pool import PromptPool
-from mqmk.matcher.pool_files import TENSORS, PoolFiles, decode, encode, read_pool, write_pool
+from mqmk.matcher.pool_files import CARD, TENSORS, PoolFiles, decode, encode, read_pool, write_pool
+from mqmk.matcher.pool_store import Pointer, PoolStore
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LIFE = ROOT / "tests" / "audited_life.py"
+TESTS = ROOT / "tests"
 
 
-# ---- a hostile task, learned, recorded and shown in a process with canaries
+# ---- a hostile task, learned, recorded and shown in a process with canary secrets
 
 
 @pytest.fixture(scope="module")
-def life(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("life")
     environ = {name: value for name, value in os.environ.items() if not name.startswith("MQMK_")}
-    done = subprocess.run([sys.executable, LIFE, folder], capture_output=True, text=True, timeout=300, check=False,
-                          cwd=LIFE.parent, env=environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+    command = [sys.executable, "-m", "programs.hostile.run", folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=TESTS,
+                          env=environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    (folder / "said" / "terminal").write_text(done.stdout + done.stderr)
+    (folder / "output" / "terminal").write_text(done.stdout + done.stderr)
     return folder
 
 
 @pytest.fixture(scope="module")
-def noted(life: Path) -> dict[str, Any]:
-    return dict(json.loads((life / "noted.json").read_text()))
+def audit(hostile_run: Path) -> dict[str, Any]:
+    return dict(json.loads((hostile_run / "audit.json").read_text()))
 
 
-def test_nothing_is_unpickled_in_the_whole_life_of_a_task(noted: dict[str, Any]) -> None:
-    assert noted["states"] == {"evil": "PUBLISHED"}
-    assert [what for event, what in noted["everything"] if event == "pickle.find_class"] == []
+def test_nothing_is_unpickled_while_a_task_is_learned_and_shown(audit: dict[str, Any]) -> None:
+    assert audit["states"] == {"evil": "PUBLISHED"}
+    assert [what for event, what in audit["everything"] if event == "pickle.find_class"] == []
 
 
 def test_learning_connects_to_nothing_but_mlflow_and_starts_no_program_that_the_data_names(
-    noted: dict[str, Any],
+    audit: dict[str, Any],
 ) -> None:
-    started = {Path(what).name for event, what in noted["learning"] if not event.startswith(("socket", "pickle"))}
+    started = {Path(what).name for event, what in audit["learning"] if not event.startswith(("socket", "pickle"))}
     assert started <= {Path(sys.executable).name, "git", "uname"}  # a fresh process, our commit, Python's own question
-    hosts = {what for event, what in noted["learning"] if event == "socket.connect"}
+    hosts = {what for event, what in audit["learning"] if event == "socket.connect"}
     assert hosts, "MLflow was asked, in vain"
     assert all(re.fullmatch(r"\('127\.0\.0\.1', \d+\)", host) for host in hosts), hosts
 
 
-def test_no_secret_is_logged_printed_recorded_or_kept(life: Path) -> None:
-    leaks = [str(path.relative_to(life)) for path in life.rglob("*")
+def test_no_secret_is_logged_printed_recorded_or_kept(hostile_run: Path) -> None:
+    leaks = [str(path.relative_to(hostile_run)) for path in hostile_run.rglob("*")
              if path.is_file() and CANARY.encode() in path.read_bytes()]  # fmt: skip
     assert leaks == []
 
 
-def test_what_is_hidden_was_there_to_be_told(life: Path) -> None:
+def test_what_is_hidden_was_there_to_be_told(hostile_run: Path) -> None:
     """The test above can fail: the addresses with the passwords are in the log and in what the commands print."""
-    said = {path.name: path.read_text() for path in (life / "said").iterdir()}
-    assert "me:***@127.0.0.1" in said["log"]
-    assert "MLflow does not work" in said["log"] and "bucket does not work" in said["log"]
+    output = {path.name: path.read_text() for path in (hostile_run / "output").iterdir()}
+    assert "me:***@127.0.0.1" in output["log"]
+    assert "MLflow is unavailable" in output["log"] and "bucket is down" in output["log"]
     for name in ("status-json", "config", "config-json", "doctor-json"):
-        assert "me:***@127.0.0.1" in said[name], name
-    assert "<script>alert(1)</script>" in said["show-evil-json"] + said["status-json"]
+        assert "me:***@127.0.0.1" in output[name], name
+    assert "<script>alert(1)</script>" in output["show-evil-json"] + output["status-json"]
 
 
-def test_names_of_classes_lead_nowhere(life: Path) -> None:
-    assert {path.name for path in life.iterdir()} == {"bucket", "noted.json", "said", "state"}
-    for folder in (life.parent, ROOT, ROOT / "tests", Path.cwd()):
+def test_names_of_classes_lead_nowhere(hostile_run: Path) -> None:
+    assert {path.name for path in hostile_run.iterdir()} == {"bucket", "audit.json", "output", "state"}
+    for folder in (hostile_run.parent, ROOT, ROOT / "tests", Path.cwd()):
         assert not list(folder.glob("*escaped*"))
-    assert not [path for path in life.rglob("*") if "escaped" in path.name or "script" in path.name]
+    assert not [path for path in hostile_run.rglob("*") if "escaped" in path.name or "script" in path.name]
 
 
-def test_names_of_classes_become_markup_nowhere(life: Path) -> None:
-    pages = [path.read_text() for path in (life / "state").rglob("*.html")]
+def test_names_of_classes_become_markup_nowhere(hostile_run: Path) -> None:
+    pages = [path.read_text() for path in (hostile_run / "state").rglob("*.html")]
     assert pages, "an evaluation is shown as a page"
     assert not [page for page in pages if "<script>alert" in page or "<img src=x" in page]
-    notes = (life / "state" / "mlflow" / "mlflow.db").read_bytes()
+    notes = (hostile_run / "state" / "mlflow" / "mlflow.db").read_bytes()
     assert CLASSES[0].replace("<", "\\<").replace(">", "\\>").encode() in notes  # Markdown that says what it is
 
 
@@ -122,8 +125,8 @@ def test_names_of_classes_become_markup_nowhere(life: Path) -> None:
     ("at http://127.0.0.1:8000/x by me@host", "at http://127.0.0.1:8000/x by me@host"),
 ])  # fmt: skip
 def test_a_password_is_hidden_wherever_it_stands(text: str, told: str) -> None:
-    assert hidden(text) == told
-    assert hidden(told) == told
+    assert redact(text) == told
+    assert redact(told) == told
 
 
 def test_errors_about_settings_do_not_repeat_passwords(tmp_path: Path) -> None:
@@ -165,6 +168,19 @@ def test_a_pickle_disguised_as_a_pool_is_refused_and_not_run(attack: tuple[bytes
         read_pool(folder)
     with pytest.raises(PoolError, match="not a safetensors file"):
         decode(PoolFiles(data, forged_card(pool, data)))
+    store = PoolStore(tmp_path / "store")
+    at = store.write(pool, 1, None)
+    layer = store.card(at).tasks[0].layer
+    (store.layers / f"{layer}.safetensors").write_bytes(data)
+    with pytest.raises(PoolError, match="wrong sha256"):
+        store.read(at)
+    forged = hashlib.sha256(data).hexdigest()
+    store.add_layer(f"{forged}.safetensors", data)
+    card = (store.versions / at.card).read_bytes().replace(layer.encode(), forged.encode())
+    named = Pointer(1, hashlib.sha256(card).hexdigest())
+    store.add_card(named, card)
+    with pytest.raises(PoolError, match="not a safetensors file"):
+        store.read(named)
     assert not proof.exists()
 
 
@@ -239,10 +255,27 @@ def test_a_name_that_is_no_plain_name_is_quarantined_and_opens_nothing(tmp_path:
 
 def test_a_registry_cannot_put_a_pool_outside_the_store(tmp_path: Path) -> None:
     _, files = encode(random_pool((2,), vit=frozen(random_timm_vit())), 1, None)
-    told = RegisteredVersion(1, "/../../evil-000000", None, "learn", "birds", "effect")
+    told = RegisteredVersion(1, "/../../evil-000000", None, "learn", "effect")
+    store = PoolStore(tmp_path / "state" / "pools")
     with pytest.raises(RegistryError, match="expected"):
-        place_pool(files, told, tmp_path / "state" / "pools")
-    assert [path.name for path in tmp_path.rglob("*")] == ["state", "pools"]
+        install_pool({TENSORS: files.tensors, CARD: files.card}, told, store)
+    layers = dict.fromkeys(("layers/../../evil", "layers//evil", "layers/../evil.safetensors", "/evil"), b"x")
+    with pytest.raises(PoolError, match="wrong sha256"):
+        install_pool({f"1-{told.digest[:12]}.json": files.card, **layers}, told, store)
+    assert [*tmp_path.rglob("*")] == []
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/evil", "a" * 63 + "/", "", "A" * 64, "0" * 64 + "\n"])
+def test_a_card_cannot_name_a_layer_outside_the_store(tmp_path: Path, name: str) -> None:
+    store = PoolStore(tmp_path / "pools")
+    at = store.write(random_pool((2,), vit=frozen(random_timm_vit())), 1, None)
+    fields = json.loads((store.versions / at.card).read_bytes())
+    for change in ({"g": name}, {"pages": [name]}, {"tasks": [fields["tasks"][0] | {"layer": name}]}):
+        card = json.dumps(fields | change).encode()
+        evil = Pointer(2, hashlib.sha256(card).hexdigest())
+        store.add_card(evil, card)
+        with pytest.raises(PoolError, match="expected a sha256"):
+            store.read(evil)
 
 
 @pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", ""])
@@ -298,12 +331,12 @@ def test_links_of_other_users_are_not_followed(tmp_path: Path, shared_bucket: Pa
         os.chown(link, 12345, 12345, follow_symlinks=False)
     bucket = Bucket(str(tmp_path / "bucket"), settle_seconds=0)
     for everything in (False, True):
-        assert [seen.folder for seen in bucket.look({}, everything=everything)] == ["sea"]
+        assert [seen.folder for seen in bucket.scan({}, everything=everything)] == ["sea"]
     with pytest.raises(FileNotFoundError):
-        bucket.open("files", "fruit-000000.tar")
+        bucket.open_shard("files", "fruit-000000.tar")
     for link in links:
         os.chown(link, os.getuid(), os.getgid(), follow_symlinks=False)
-    assert {seen.folder for seen in bucket.look({})} == {"sea", "folder", "files"}, "one's own are followed"
+    assert {seen.folder for seen in bucket.scan({})} == {"sea", "folder", "files"}, "one's own are followed"
 
 
 def test_a_link_to_itself_stops_nobody_elses_task(tmp_path: Path, shared_bucket: Path) -> None:
@@ -312,7 +345,7 @@ def test_a_link_to_itself_stops_nobody_elses_task(tmp_path: Path, shared_bucket:
     (shared_bucket / "inside" / FILE_NAME).symlink_to(FILE_NAME)
     bucket = Bucket(str(tmp_path / "bucket"), settle_seconds=0)
     for everything in (False, True):
-        assert [seen.folder for seen in bucket.look({}, everything=everything)] == ["sea"]
+        assert [seen.folder for seen in bucket.scan({}, everything=everything)] == ["sea"]
 
 
 # ---- the page about it

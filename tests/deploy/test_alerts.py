@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from monitored import lived_in, needed, wait_for
-from watching import heard, watched, webhook
+from support.servers.monitored import lived_in, needed, wait_for
+from support.servers.prometheus import heard, watched, webhook
 
-from mqmk.daemon.metrics import scrape_file, serve_metrics
+from mqmk.daemon.metrics.server import serve_metrics, write_targets
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy" / "prometheus"
@@ -53,7 +53,7 @@ def test_an_alert_says_how_urgent_it_is_what_to_do_and_where_to_read_more(rule) 
 def test_a_quarantined_task_reaches_a_person_through_prometheus_and_alertmanager(tmp_path: Path) -> None:
     config, ledger, clock = lived_in(tmp_path / "state")
     server = serve_metrics(config, config.ledger_file, clock)
-    targets = scrape_file(config.state.dir, server.target, None)
+    targets = write_targets(config.state.dir, server.target, None)
     with webhook() as (url, told), watched(tmp_path, targets, url):
         wait_for(lambda: heard(told, "MqmkTaskQuarantined"), 30, "the alert to arrive")
     server.close()

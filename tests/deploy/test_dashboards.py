@@ -12,13 +12,23 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from monitored import ask, filled, learn, lived_in, needed, replica_twin, running, wait_for, write_pool_card
-from ports import free_port
+from support.servers.monitored import (
+    ask,
+    filled,
+    learn,
+    lived_in,
+    needed,
+    replica_twin,
+    running,
+    wait_for,
+    write_pool_card,
+)
 
-from mqmk.daemon.metrics import scrape_file, serve_metrics
-from mqmk.daemon.metrics_declared import DAEMON_METRICS
-from mqmk.deploy.dashboards import BOARDS, as_text, render
-from mqmk.deploy.metric_names import RAY_OWN_METRICS, RAY_PREFIX, REPLICA_METRICS
+from mqmk.daemon.metrics.declared import DAEMON_METRICS
+from mqmk.daemon.metrics.server import serve_metrics, write_targets
+from mqmk.daemon.ports import free_port
+from mqmk.deploy.grafana.generator.__main__ import BOARDS, as_text, render
+from mqmk.deploy.serving.telemetry.declared import RAY_OWN_METRICS, RAY_PREFIX, REPLICA_METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "grafana" / "dashboards"
@@ -41,7 +51,7 @@ def names_in(expr: str) -> set[str]:
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
 def test_a_checked_in_dashboard_is_what_the_generator_gives(board) -> None:
     assert (FOLDER / f"{board.uid}.json").read_text() == render(board), (
-        "python -m mqmk.deploy.dashboards deploy/grafana/dashboards"
+        "python -m mqmk.deploy.grafana.generator.__main__ deploy/grafana/dashboards"
     )
 
 
@@ -124,7 +134,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server, port = serve_metrics(config, config.ledger_file, clock), free_port()
     settings = (ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text()
     with replica_twin() as twin:
-        targets = scrape_file(config.state.dir, server.target, twin)
+        targets = write_targets(config.state.dir, server.target, twin)
         settings = settings.replace("/var/lib/mqmk/prometheus-targets.json", str(targets)).replace("15s", "1s")
         (folder / "prometheus.yml").write_text(settings)
         (folder / "alerts.yml").write_text((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())
@@ -133,12 +143,14 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                    f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]  # fmt: skip
         with running(command, f"{url}/-/ready"):
             wait_for(lambda: len(ask(url, "up == 1")) == 2, 20, "both targets to be scraped")
-            server.passed(0.1)
+            server.record_pass(0.1)
             learn(ledger, clock, "late", 4, ["sea", "birds", "fruit"])
             write_pool_card(config, 4, ["sea", "birds", "fruit", "late"])
             wait_for(lambda: ask(url, "mqmk_pool_version == 4"), 20, "the new version to be scraped")
-            server.passed(0.2)
-            wait_for(lambda: ask(url, "increase(mqmk_pass_seconds_count[1m]) > 0"), 20, "two scrapes of the loop")
+            server.record_pass(0.2)
+            wait_for(
+                lambda: ask(url, "increase(mqmk_pass_duration_seconds_count[1m]) > 0"), 20, "two scrapes of the loop"
+            )
             wait_for(lambda: ask(url, 'ALERTS{alertname="MqmkTaskQuarantined"}'), 20, "rules to be evaluated")
             time.sleep(1.5)  # one scrape more, so that every rate has two points
             yield url

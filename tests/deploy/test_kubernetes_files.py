@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from mqmk.daemon.config import Config
-from mqmk.daemon.config_sources import load
+from mqmk.daemon.config.load import load
+from mqmk.daemon.config.sections import Config
 
 DEPLOY = Path(__file__).resolve().parent.parent.parent / "deploy"
 CHART = DEPLOY / "helm" / "mqmk-daemon"
@@ -27,7 +27,7 @@ def documents(text: str) -> list[dict[str, Any]]:
     return [each for each in yaml.safe_load_all(text) if each]
 
 
-MANIFESTS = {path.name: documents(path.read_text()) for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))}
+MANIFESTS = {path.name: documents(path.read_text()) for path in sorted((DEPLOY / "kuberay").glob("*.yaml"))}
 
 
 def validate(document: dict[str, Any]) -> None:
@@ -52,14 +52,47 @@ def test_kubernetes_knows_every_field_of_a_manifest(name: str) -> None:
             validate(each)
 
 
-def test_the_daemon_shares_sockets_memory_and_network_with_its_ray_node_and_the_state_with_all() -> None:
+def test_the_daemon_shares_sockets_memory_and_the_state_with_its_ray_node_and_the_state_with_no_other() -> None:
     (cluster,) = MANIFESTS["raycluster.yaml"]
     head, worker = pods(cluster)
     mounts = [{mount["mountPath"] for mount in each["volumeMounts"]} for each in head["spec"]["containers"]]
     assert {"/tmp/ray", "/dev/shm", "/var/lib/mqmk"} <= mounts[0] & mounts[1]
-    assert "/var/lib/mqmk" in {mount["mountPath"] for mount in worker["spec"]["containers"][0]["volumeMounts"]}
-    assert MANIFESTS["pvc.yaml"][0]["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert "/var/lib/mqmk" not in {mount["mountPath"] for mount in worker["spec"]["containers"][0]["volumeMounts"]}
+    assert "persistentVolumeClaim" not in json.dumps(worker)
+    assert MANIFESTS["pvc.yaml"][0]["spec"]["accessModes"] == ["ReadWriteOnce"]
     assert cluster["spec"]["rayVersion"] == version("ray")
+
+
+def test_no_pod_is_told_about_services_in_variables_that_look_like_settings() -> None:
+    (cluster,) = MANIFESTS["raycluster.yaml"]
+    specs = [pod["spec"] for pod in pods(cluster)]
+    specs += [rendered(KEYS)["deployment.yaml"][0]["spec"]["template"]["spec"]]
+    assert [spec["enableServiceLinks"] for spec in specs] == [False] * 3
+
+
+def probe(container: dict[str, Any], kind: str) -> tuple[str, str]:
+    asked = container[f"{kind}Probe"]["httpGet"]
+    return asked["path"], asked["port"]
+
+
+def test_a_loop_that_hangs_is_restarted_and_nobody_is_sent_to_what_cannot_answer() -> None:
+    (cluster,) = MANIFESTS["raycluster.yaml"]
+    beside_ray = pods(cluster)[0]["spec"]["containers"][1]
+    alone = rendered(KEYS)["deployment.yaml"][0]["spec"]["template"]["spec"]["containers"][0]
+    for kind in ("startup", "liveness"):
+        assert probe(beside_ray, kind) == ("/healthz", "daemon-metrics")
+        assert probe(alone, kind) == ("/healthz", "metrics")
+    assert probe(alone, "readiness") == ("/readyz", "predict")
+
+
+def test_other_api_keys_roll_the_pod_of_the_chart() -> None:
+    """By the annotation alone: what else of a template changes, Kubernetes sees for itself."""
+    notes = []
+    for key in ("0", "1"):
+        values = {"secrets": {"apiKeys": key * 64}}
+        notes.append(rendered(values)["deployment.yaml"][0]["spec"]["template"]["metadata"]["annotations"])
+    assert notes[0]["checksum/secret"] != notes[1]["checksum/secret"]
+    assert notes[0]["checksum/config"] == notes[1]["checksum/config"]
 
 
 def test_every_name_that_the_manifests_refer_to_is_defined() -> None:
@@ -82,6 +115,7 @@ def test_the_manifests_name_settings_that_exist(tmp_path: Path) -> None:
     environ = {each["name"]: each.get("value") for each in head[1]["env"]}
     assert environ["MQMK_STATE_DIR"] == str(config.state.dir), "a variable wins over the file"
     assert config.serve.api_keys and not config.serve.open
+    assert config.pools.url, "replicas on other machines do not see the state directory"
 
 
 def rendered(values: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -130,8 +164,7 @@ def test_the_chart_names_settings_that_exist_and_keeps_its_own(values: dict[str,
     assert (ports["predict"], ports["metrics"]) == (config.serve.port, config.metrics.port)
     assert config.serve.host == "0.0.0.0" and config.serve.api_keys and not config.serve.open
     assert {"MQMK_STATE_DIR": str(config.state.dir)} == {each["name"]: each["value"] for each in container["env"]}
-    assert container["readinessProbe"]["httpGet"] == {"path": "/v2/health/ready", "port": "predict"}
-    assert container["resources"]["limits"]["memory"] and container["livenessProbe"]
+    assert container["resources"]["limits"]["memory"]
 
 
 def test_without_api_keys_the_chart_is_refused_and_says_what_to_do() -> None:

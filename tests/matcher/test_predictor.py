@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from builders import frozen, random_images, random_pool, random_task, random_timm_vit
+from support.builders import frozen, random_images, random_pool, random_task, random_timm_vit
 
 from mqmk.matcher.errors import MatchError
 from mqmk.matcher.matchers import MatchSettings
@@ -36,7 +36,7 @@ def test_an_answer_names_task_score_runner_up_margin_and_cost(vit, pool):
         assert answer.margin == pytest.approx(float(found.scores[place].topk(2).values.diff().abs()))
         assert answer.label == answer.top[0].label
         assert answer.label in pool.tasks[int(found.task[place])].classes
-        assert (answer.matcher, answer.queries) == ("mqmk", 3)
+        assert (answer.matcher, answer.num_queries) == ("mqmk", 3)
         assert 1 <= len(answer.top) <= 2
         assert answer.probability == pytest.approx(float(predicted.probabilities[place].max()))
 
@@ -91,7 +91,7 @@ def test_the_predictor_uses_what_auto_chose(vit, pool):
 
 def test_settings_may_be_overridden_for_one_call(vit, pool):
     settings = PredictSettings(matcher="cascade", match=MatchSettings(shortlist=1))
-    assert predict(vit, pool, random_images(2), settings).match.queries.tolist() == [2, 2]
+    assert predict(vit, pool, random_images(2), settings).match.num_queries.tolist() == [2, 2]
 
 
 def test_a_pool_of_another_backbone_is_refused(vit, pool):
@@ -103,3 +103,16 @@ def test_a_pool_of_another_backbone_is_refused(vit, pool):
 def test_prediction_needs_no_gradient(vit, pool):
     assert not predict(vit, pool, random_images(1)).probabilities.requires_grad
     assert torch.is_inference(predict(vit, pool, random_images(1)).probabilities)
+
+
+class ReachedError(Exception):
+    """Where the images were when the backbone was given them."""
+
+
+def test_images_go_to_the_device_of_the_backbone(vit, pool):
+    def embed(images):
+        raise ReachedError(images.device.type)
+
+    vit.device, vit.embed = torch.device("meta"), embed
+    with pytest.raises(ReachedError, match="meta"):
+        predict(vit, pool, random_images(2), PredictSettings(matcher="mqmk"))

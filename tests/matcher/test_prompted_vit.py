@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from builders import SHAPES, frozen, random_images, random_pool, random_timm_vit
+from support.builders import SHAPES, frozen, random_images, random_pool, random_timm_vit
 from torch import nn
 
 from mqmk.matcher.backbone import VisionTransformer
@@ -92,3 +92,12 @@ def test_a_stem_may_name_an_image_more_than_once():
     first = backbone.query(stem, pool.g, pool.e(0))
     second = backbone.query(stem, pool.g, pool.e(1))
     torch.testing.assert_close(rows, torch.stack([first[2], second[2], second[0]]), atol=1e-5, rtol=1e-5)
+
+
+def test_no_attribute_is_needed_that_the_oldest_supported_timm_lacks():
+    vit = random_timm_vit()
+    images = random_images(2)
+    expected = frozen(vit).plain(images)
+    for block in vit.blocks:
+        vars(block.attn).pop("attn_dim", None)  # since timm 1.0.23
+    assert torch.equal(frozen(vit).plain(images), expected)

@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 import torch
-from builders import frozen, random_images, random_pool, random_task, random_timm_vit
+from support.builders import frozen, random_images, random_pool, random_task, random_timm_vit
 from torch.nn import functional as F
 
 from mqmk.matcher.errors import MatchError, PoolError
-from mqmk.matcher.matchers import match
-from mqmk.matcher.ridge import RIDGE, WIDTH, features, solved
+from mqmk.matcher.matchers import match_images
+from mqmk.matcher.ridge import RIDGE, WIDTH, features, fit_ridge
 
 DIM = 32
 
@@ -39,23 +39,23 @@ def test_tasks_learned_apart_give_the_regression_of_all_data_at_once(learned):
     penalty = (RIDGE * everything.square().sum() / 48).sqrt() * torch.eye(48).double()
     inputs, targets = torch.cat([everything, penalty]), F.one_hot(rows, 9).double()
     at_once = torch.linalg.lstsq(inputs, torch.cat([targets, torch.zeros(48, 9).double()])).solution
-    torch.testing.assert_close(solved(pool).rows, at_once.T.float(), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(fit_ridge(pool).rows, at_once.T.float(), atol=1e-4, rtol=1e-3)
 
 
 def test_the_score_of_a_task_is_that_of_its_best_class(learned):
     pool, _ = learned
     query = torch.randn(6, DIM)
-    values = features(query, 48) @ solved(pool).rows.T
+    values = features(query, 48) @ fit_ridge(pool).rows.T
     expected = torch.stack([part.amax(dim=1) for part in values.split([3, 2, 4], dim=1)], dim=1)
-    assert torch.equal(solved(pool).scores(query), expected)
+    assert torch.equal(fit_ridge(pool).scores(query), expected)
 
 
 def test_a_forgotten_task_leaves_no_trace_in_the_regression(learned):
     pool, _ = learned
     again = pool.with_task(dataclasses.replace(random_task("new", 2), plain_gram=torch.eye(48),
                                                plain_sums=torch.ones(2, 48)))  # fmt: skip
-    assert not torch.equal(solved(again).rows[:9], solved(pool).rows)
-    assert torch.equal(solved(again.without_task("new")).rows, solved(pool).rows)
+    assert not torch.equal(fit_ridge(again).rows[:9], fit_ridge(pool).rows)
+    assert torch.equal(fit_ridge(again.without_task("new")).rows, fit_ridge(pool).rows)
 
 
 def test_features_are_the_same_numbers_everywhere():
@@ -69,8 +69,8 @@ def test_a_task_without_statistics_is_named():
     lean = dataclasses.replace(random_task("lean", 2), plain_gram=None, plain_sums=None)
     pool = random_pool((2,), vit=vit).with_task(lean)
     with pytest.raises(MatchError, match="'lean' has no statistics of plain queries, which ridge needs; use mqmk"):
-        match("ridge", vit, pool, random_images(1))
-    assert match("mqmk", vit, pool, random_images(1)).task.shape == (1,)
+        match_images("ridge", vit, pool, random_images(1))
+    assert match_images("mqmk", vit, pool, random_images(1)).task.shape == (1,)
 
 
 def test_statistics_that_do_not_fit_are_refused():
@@ -83,4 +83,4 @@ def test_statistics_that_do_not_fit_are_refused():
         dataclasses.replace(task, plain_gram=torch.zeros(24, 23))
     wide = dataclasses.replace(task, plain_gram=torch.eye(7), plain_sums=torch.zeros(3, 7))
     with pytest.raises(MatchError, match=r"features of one width, got \[7, 24\]"):
-        solved(random_pool((2,), vit=frozen(random_timm_vit())).with_task(wide))
+        fit_ridge(random_pool((2,), vit=frozen(random_timm_vit())).with_task(wide))

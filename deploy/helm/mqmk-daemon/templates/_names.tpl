@@ -30,6 +30,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- else if .Values.secrets.apiKeys -}}
 {{ include "mqmk.name" . }}-api-keys
 {{- else -}}
-{{- fail "secrets.apiKeys or secrets.existingApiKeys is needed: the pod listens beyond loopback (printf %s KEY | sha256sum)" -}}
+{{- fail "secrets.apiKeys or secrets.existingApiKeys is needed: the pod listens beyond loopback (mqmk-daemon api-key new NAME --file api-keys)" -}}
 {{- end -}}
 {{- end -}}

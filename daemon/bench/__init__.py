@@ -1,0 +1,1 @@
+"""Benchmarks of serving: HTTP beside the predictor, and beside plain servers."""

@@ -1,0 +1,1 @@
+"""The bucket of task shards, a local folder or an object store: finding, reading and cleaning up tasks."""

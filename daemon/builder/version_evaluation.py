@@ -1,0 +1,159 @@
+"""Evaluates a new version on held-out images: the card that `auto` chooses by, the document, and artifacts to read.
+
+The matcher is chosen on one half of the sample and every figure is reported on the other (`split_halves`): the best of
+several matchers looks better on the images it was chosen on. Calibration is fitted on all of them: no figure of the
+document depends on it, and its own errors are measured on images that were left out of the fit.
+
+A task that the version adds is judged by all its own held-out images, however few of them the sample has.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from mqmk.daemon.builder.evaluation_artifacts import evaluation_files
+from mqmk.daemon.config.sections import Config
+from mqmk.learner.evaluation.calibration_fit import fit_confidence
+from mqmk.learner.evaluation.evaluate import split_halves
+from mqmk.learner.evaluation.sample_evaluation import (
+    SampleEvaluation,
+    SampleTally,
+    TaskShare,
+    matcher_figures,
+    matching_card,
+)
+from mqmk.matcher.matcher_info import AUTO, EXACT, PLAIN_MATCHERS
+from mqmk.matcher.matchers import MatchSettings
+from mqmk.matcher.pool import PromptPool
+from mqmk.matcher.predictor import choose_matcher
+
+MOST_MISTAKES: Final = 500
+"""Pairs of different tasks that in a document, the most frequent ones."""
+DIGITS: Final = 4
+"""Of the figures that stay with a task in all later versions."""
+
+
+@dataclass(frozen=True, eq=False)
+class NewTask:
+    """A task that a version adds."""
+
+    images: int
+    """Held-out ones."""
+    accuracy_given_task: float
+    """Of all of them."""
+    measure: Callable[[str], TaskShare]
+    """How the named matcher does on them."""
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluatedPool:
+    """A pool with its card, the version's document, and files for people by their names."""
+
+    pool: PromptPool
+    document: Mapping[str, Any]
+    files: Mapping[str, bytes]
+
+
+def evaluate_version(
+    config: Config, evaluation: SampleEvaluation, held_out: int, new: Mapping[int, NewTask]
+) -> EvaluatedPool:
+    """Choose, then report. `held_out` images are kept in all, of which the evaluation has a sample.
+
+    New tasks are given by their places in the pool.
+    """
+    pool, sample = evaluation.pool, evaluation.sample
+    if not len(sample):
+        return EvaluatedPool(_with_metrics(pool, new, {}), {"held_out": 0, "images": 0, "tasks": {}}, {})
+    names, halves = matchers_to_measure(config, pool), split_halves(sample)
+    chosen = {name: evaluation.tally(name, halves.choosing) for name in names}
+    pool = pool.with_matching(matching_card(int(halves.choosing.sum()), chosen))
+    matcher: str = config.serve.matcher
+    if matcher == AUTO:
+        matcher = choose_matcher(pool, config.serve.budget, MatchSettings().shortlist)
+    tallies = {name: evaluation.tally(name, halves.reporting) for name in (*names, matcher, "perfect")}
+    used = tallies[matcher]
+    document: dict[str, Any] = {
+        "held_out": held_out,
+        "sampled": used.is_estimate or len(sample) < held_out,
+        "chosen_on_same_images": config.serve.matcher == AUTO and halves.overlap,
+        "matcher": matcher,
+        "images": used.images,
+        "matching_rate": used.matching_rate,
+        "accuracy": used.accuracy,
+        "tasks": _tasks(evaluation, tallies, matcher, new),
+        "confusion": _confusion(pool, used),
+        "matchers": matcher_figures({name: tallies[name] for name in names}),
+    }
+    pool = pool.with_matching({**pool.matching, **_confidence(evaluation, (*names, matcher), matcher)})
+    pool = _with_metrics(pool, new, document["tasks"])
+    detailed = [name for name in dict.fromkeys((matcher, EXACT)) if name in tallies]
+    return EvaluatedPool(pool, document, evaluation_files(tallies, detailed, [task.name for task in pool.tasks]))
+
+
+def matchers_to_measure(config: Config, pool: PromptPool) -> tuple[str, ...]:
+    """Those that every task of the pool can answer: tasks may have been trained without the means of plain queries."""
+    plain = all(task.plain_means is not None for task in pool.tasks)
+    return tuple(name for name in config.evaluate.matchers if plain or name not in PLAIN_MATCHERS)
+
+
+def needed_matchers(config: Config, pool: PromptPool) -> tuple[str, ...]:
+    """Those that must be matched to measure a version: also what serves, and what the others are compared with."""
+    # `auto` falls back to these two where it can afford none of those that are measured.
+    serving = ("cascade", "mqmk-ei") if config.serve.matcher == AUTO else (config.serve.matcher,)
+    return tuple(dict.fromkeys((*matchers_to_measure(config, pool), *serving, EXACT, "perfect")))
+
+
+def _confidence(evaluation: SampleEvaluation, matchers: tuple[str, ...], serving: str) -> dict[str, Any]:
+    found = {name: evaluation.matches[name] for name in matchers}
+    right = {name: evaluation.is_matched(match) for name, match in found.items()}
+    return fit_confidence(found, right, [task.name for task in evaluation.pool.tasks], serving)
+
+
+def _tasks(
+    evaluation: SampleEvaluation, tallies: Mapping[str, SampleTally], matcher: str, new: Mapping[int, NewTask]
+) -> dict[str, dict[str, Any]]:
+    """Shares of a task's own images, of each task that has some; of new ones also of images outside the sample."""
+    pool, used, perfect = evaluation.pool, tallies[matcher], tallies["perfect"]
+    tasks = {
+        pool.tasks[number].name: _figures(share, perfect.tasks[number].accuracy) for number, share in used.tasks.items()
+    }
+    for number, task in new.items():
+        share = used.tasks.get(number)
+        if task.images and (share is None or int((evaluation.sample.task == number).sum()) < task.images):
+            share = task.measure(matcher)
+        if task.images and share:
+            tasks[pool.tasks[number].name] = _figures(share, task.accuracy_given_task)
+    return tasks
+
+
+def _figures(share: TaskShare, accuracy_given_task: float) -> dict[str, Any]:
+    return {
+        "images": share.images,
+        "matching_rate": share.matching_rate,
+        "accuracy": share.accuracy,
+        "accuracy_given_task": accuracy_given_task,
+    }
+
+
+def _with_metrics(
+    pool: PromptPool, new: Mapping[int, NewTask], measured: Mapping[str, Mapping[str, float]]
+) -> PromptPool:
+    """New tasks with what they reach in this version, for `GET /pool`; the others keep what they have."""
+    tasks = [*pool.tasks]
+    for number in new:
+        reached = measured.get(tasks[number].name, {})
+        tasks[number] = replace(tasks[number], metrics={name: round(value, DIGITS) for name, value in reached.items()})
+    return replace(pool, tasks=tuple(tasks))
+
+
+def _confusion(pool: PromptPool, used: SampleTally) -> dict[str, dict[str, int]]:
+    """True task -> matched task -> images: every task that has images, and the most frequent mistakes."""
+    names = [task.name for task in pool.tasks]
+    rows: dict[str, dict[str, int]] = {names[number]: {} for number in used.tasks}
+    mistakes = sorted((-n, true, matched) for (true, matched), n in used.confusion.items() if true != matched)
+    for number in used.tasks:
+        if n := used.confusion.get((number, number)):
+            rows[names[number]][names[number]] = n
+    for n, true, matched in mistakes[:MOST_MISTAKES]:
+        rows[names[true]][names[matched]] = -n
+    return rows

@@ -1,0 +1,1 @@
+"""What a person types: one module for each command, imported only when it is named."""

@@ -1,0 +1,1 @@
+"""`mqmk-daemon bench`: the benchmarks, a file each."""

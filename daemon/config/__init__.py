@@ -1,0 +1,1 @@
+"""Settings: their sections, their sources, and the page that lists them."""

@@ -1,0 +1,1 @@
+"""This machine: lock, port checks, file systems, systemd, doctor, backup."""

@@ -1,0 +1,1 @@
+"""What status, versions and report show: figures of the served version."""

@@ -1,0 +1,1 @@
+"""Running jobs: in this process, or as Ray actors."""

@@ -1,0 +1,1 @@
+"""The Grafana dashboards as Python; the JSON beside it is generated."""

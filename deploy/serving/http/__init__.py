@@ -1,0 +1,1 @@
+"""The HTTP API: routes, middleware, multipart, the Open Inference Protocol, the page."""

@@ -1,0 +1,1 @@
+"""Workarounds for what Ray has no setting for: loopback, HAProxy, thread priority."""

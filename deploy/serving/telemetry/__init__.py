@@ -1,0 +1,1 @@
+"""What a replica reports: metrics, heartbeats, drift, agreement of matchers."""

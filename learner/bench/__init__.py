@@ -1,0 +1,1 @@
+"""Benchmarks: accuracy over a stream of tasks, speed of matching and of training."""

@@ -1,0 +1,97 @@
+"""MQMK, MQMK-EI and SQSK: our own pool under three matchers.
+
+Each has the read-out that is better for it: MQMK and EI answer among the classes of the matched task, SQSK, which often
+matches a wrong one, among all classes.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mqmk.learner.bench.methods.parts.protocol import Answer, MethodInfo, MethodSettings, Published
+from mqmk.learner.bench.methods.parts.trained_pool import TrainedPool
+from mqmk.learner.data.tasks import Task
+from mqmk.matcher.classifiers import logits
+from mqmk.matcher.matchers import match_images
+from mqmk.matcher.prompted_vit import FrozenViT
+
+
+class MQMK:
+    """A pool and the names of a matcher and a read-out."""
+
+    def __init__(self, vit: FrozenViT, settings: MethodSettings, matcher: str = "mqmk", readout: str = "task") -> None:
+        self._vit, self._matcher, self._readout = vit, matcher, readout
+        self._trained = TrainedPool(vit, settings, plain_means=matcher == "sqsk")
+
+    @property
+    def trained(self) -> int:
+        """How many numbers the last task trained."""
+        return self._trained.trained
+
+    def learn(self, task: Task) -> None:
+        """Train the task's prompt and head; keys follow in closed form."""
+        self._trained.learn(task)
+
+    @torch.no_grad()
+    def predict(self, images: Float[Tensor, "batch 3 height width"]) -> Answer:
+        """With the query of the matched task."""
+        pool = self._trained.pool
+        found = match_images(self._matcher, self._vit, pool, images)
+        return Answer(logits(pool, found, "fc", self._readout), found.task)
+
+    def kept(self) -> dict[str, Tensor]:
+        """The pool."""
+        return self._trained.kept()
+
+
+def with_matcher(matcher: str, readout: str = "task") -> Callable[[FrozenViT, MethodSettings], MQMK]:
+    """A factory."""
+    return lambda vit, settings: MQMK(vit, settings, matcher, readout)
+
+
+_TRAINING: Final = "keys in closed form; the g-prompt is frozen after task 1; a new e-prompt starts as the first task's"
+_OURS: Final = (_TRAINING, "answers among the classes of the matched task, where the paper takes all classes")
+
+METHODS: Final = (
+    MethodInfo(
+        "sqsk",
+        "pool",
+        "our pool matched by the plain query and one key a task: DualPrompt as the paper tuned it",
+        with_matcher("sqsk", "all"),
+        Published("MQMK paper", imagenet_r=70.61, matching_cifar100=49.14, matching_imagenet_r=45.15),
+        (_TRAINING,),
+    ),
+    MethodInfo(
+        "mqmk",
+        "pool",
+        "a query for every task, a key for every class",
+        with_matcher("mqmk"),
+        Published(
+            "MQMK paper",
+            cifar100=91.73,
+            imagenet_r=78.36,
+            domainnet=85.62,
+            matching_cifar100=82.28,
+            matching_imagenet_r=77.97,
+        ),
+        _OURS,
+    ),
+    MethodInfo(
+        "mqmk-ei",
+        "pool",
+        "one query with the mean of all e-prompts, a key for every class",
+        with_matcher("mqmk-ei"),
+        Published(
+            "MQMK paper",
+            cifar100=92.00,
+            imagenet_r=78.00,
+            domainnet=84.54,
+            matching_cifar100=86.17,
+            matching_imagenet_r=75.40,
+        ),
+        _OURS,
+    ),
+)

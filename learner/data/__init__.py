@@ -1,0 +1,1 @@
+"""Labelled tasks: manifests, shards, packing, validation, the held-out split."""

@@ -1,0 +1,151 @@
+"""A task as the learner sees it: its classes, and its images as pixels of the backbone's size.
+
+`ImageSet` is one side of a task (training or held out). It is held in memory where it fits and read again from its
+source in every epoch where it does not, so a task of a million images costs no more memory than a small one.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Int, UInt8
+from PIL import Image
+from torch import Tensor
+
+from mqmk.matcher.images import crop_to_size
+from mqmk.matcher.prompted_vit import BackboneInfo
+
+MEMORY_FOR_IMAGES: Final = 2**29  # bytes of decoded pixels that one side of a task may keep
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some images with their labels."""
+
+    pixels: UInt8[Tensor, "batch 3 height width"]
+    labels: Int[Tensor, " batch"]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def split(self, parts: int) -> list["Batch"]:
+        """Smaller batches that together are this one."""
+        cut = zip(self.pixels.chunk(parts), self.labels.chunk(parts), strict=True)
+        return [Batch(pixels, labels) for pixels, labels in cut]
+
+
+@runtime_checkable
+class ImageSet(Protocol):
+    """One side of a task."""
+
+    def __len__(self) -> int:
+        """How many images there are."""
+
+    def batches(self, size: int, seed: int | None, balanced: bool = False) -> Iterator[Batch]:
+        """Every image once, in the order that the seed gives; None keeps the order of the source.
+
+        Balanced: about as many images, but each class equally often, so those of rare classes come again.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class InMemory:
+    """Images that fit into memory."""
+
+    pixels: UInt8[Tensor, "images 3 height width"]
+    labels: Int[Tensor, " images"]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batches(self, size: int, seed: int | None, balanced: bool = False) -> Iterator[Batch]:
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        if balanced:
+            weights = 1 / torch.bincount(self.labels)[self.labels].float()
+            order = weights.multinomial(len(self), replacement=True, generator=generator)
+        else:
+            order = torch.arange(len(self)) if generator is None else torch.randperm(len(self), generator=generator)
+        for part in order.split(size):
+            yield Batch(self.pixels[part], self.labels[part])
+
+
+Decoded = tuple[Image.Image, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Streamed:
+    """Images that are read again in every epoch; `read` shuffles them through a bounded buffer."""
+
+    class_counts: tuple[int, ...]
+    read: Callable[[int | None], Iterable[Decoded]]
+    info: BackboneInfo
+
+    def __len__(self) -> int:
+        return sum(self.class_counts)
+
+    def batches(self, size: int, seed: int | None, balanced: bool = False) -> Iterator[Batch]:
+        stream = iter(self.read(seed))
+        if balanced:
+            stream = self._balance(stream, random.Random(seed))
+        small = ((crop_to_size(image, self.info), label) for image, label in stream)
+        while part := list(islice(small, size)):  # each cropped as it comes: a batch of photographs would be gigabytes
+            yield stack_batch(part)
+
+    def _balance(self, stream: Iterator[Decoded], rng: random.Random) -> Iterator[Decoded]:
+        """Repeat or drop images at random so that every class is expected equally often."""
+        fair = len(self) / len(self.class_counts)
+        for image, label in stream:
+            wanted = fair / self.class_counts[label]
+            for _ in range(int(wanted) + (rng.random() < wanted % 1)):
+                yield image, label
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A labelled data set with its own classes, ready to be learned."""
+
+    name: str
+    classes: tuple[str, ...]
+    training: ImageSet
+    held_out: ImageSet
+    manifest_sha256: str = ""
+
+
+def stack_batch(part: list[Decoded]) -> Batch:
+    """Images of the backbone's size."""
+    pixels = np.stack([np.asarray(image) for image, _ in part])  # [batch, h, w, 3]
+    labels = torch.tensor([label for _, label in part])
+    return Batch(torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), labels)
+
+
+def load_images(
+    class_counts: tuple[int, ...], read: Callable[[int | None], Iterable[Decoded]], info: BackboneInfo
+) -> ImageSet:
+    """In memory where the decoded pixels fit, streamed where they do not."""
+    streamed = Streamed(class_counts, read, info)
+    if len(streamed) * 3 * info.image_size**2 > MEMORY_FOR_IMAGES:
+        return streamed
+    parts = list(streamed.batches(256, seed=None))
+    if not parts:
+        size = info.image_size
+        return InMemory(torch.zeros(0, 3, size, size, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
+    return InMemory(torch.cat([part.pixels for part in parts]), torch.cat([part.labels for part in parts]))
+
+
+def merge_tasks(name: str, tasks: Sequence[Task]) -> Task:
+    """One task with the classes and images of all, which joint training learns at once."""
+
+    def together(side: Literal["training", "held_out"]) -> InMemory:
+        parts, offset = [], 0
+        for task in tasks:
+            images: ImageSet = getattr(task, side)
+            parts += [(batch.pixels, batch.labels + offset) for batch in images.batches(256, seed=None)]
+            offset += len(task.classes)
+        return InMemory(torch.cat([p for p, _ in parts]), torch.cat([labels for _, labels in parts]))
+
+    classes = tuple(label for task in tasks for label in task.classes)
+    return Task(name, classes, together("training"), together("held_out"))

@@ -1,0 +1,1 @@
+"""The training loop of one task, its checkpoints and its team."""

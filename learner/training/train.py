@@ -1,0 +1,221 @@
+"""How one task is learned: the whole training loop in `train_task`.
+
+Loss = cross-entropy over this task's classes only + mean(1 - cos(stop_grad(Q_t), k_ty)), one forward and one backward
+a step. With keys in closed form the second term needs no training: for fixed queries its minimiser is the mean of the
+normalised queries of a class (or of the classes that share a key), so one pass after the last epoch gives exact keys.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import islice
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from mqmk.learner.data.tasks import Batch, ImageSet, Task
+from mqmk.learner.settings import TrainSettings, check_settings, check_training, default_e_layers
+from mqmk.learner.training.augment import augment
+from mqmk.learner.training.class_statistics import ClassMeans, PlainStatisticsAccumulator
+from mqmk.learner.training.patches import drop_patches
+from mqmk.learner.training.process_group import SINGLE_PROCESS, ProcessGroup
+from mqmk.learner.training.stopping_slice import split_off
+from mqmk.learner.training.train_state import TrainState
+from mqmk.matcher.images import normalise
+from mqmk.matcher.keys import merge_keys
+from mqmk.matcher.pool import PromptPool, TaskPrompt
+from mqmk.matcher.prompted_vit import FrozenViT, Stem
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A running training after an epoch."""
+
+    task: str
+    epoch: int
+    epochs: int
+    loss: float
+    images_per_second: float
+    seconds_left: float
+    held_out_accuracy: float | None
+    """After the last epoch."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What learning a task produced."""
+
+    prompt: TaskPrompt
+    g_prompt: Float[Tensor, "layers 2 length dim"]
+
+    def added_to(self, pool: PromptPool) -> PromptPool:
+        """The pool with this task."""
+        return replace(pool, g_prompt=self.g_prompt).with_task(self.prompt)
+
+
+def train_task(
+    task: Task,
+    vit: FrozenViT,
+    pool: PromptPool,
+    settings: TrainSettings,
+    *,
+    resume: bytes | None = None,
+    on_checkpoint: Callable[[bytes], None] | None = None,
+    on_epoch: Callable[[Progress], None] = lambda _: None,
+    group: ProcessGroup = SINGLE_PROCESS,
+    regression: bool = False,
+) -> Trained:
+    """Learn one task. Reads no data of any other task and changes nothing that other tasks compute.
+
+    After every epoch `on_checkpoint` gets the whole state, then `on_epoch` the progress. A killed run continues from
+    its last checkpoint, given as `resume`, and ends with the same tensors; a checkpoint of another run is ignored.
+    With `regression`, the task also keeps what the matcher `ridge` needs: 4 MB, many times the rest of it.
+    """
+    check_training(settings, vit.depth, len(task.classes), len(task.training))
+    pool = pool.to(vit.device)
+    state = TrainState(task, vit, pool, settings)
+    optimiser = torch.optim.Adam(state.trained, lr=settings.learning_rate)
+    if resume:
+        state.load_checkpoint(resume, optimiser)
+    training, stopping = (task.training, None) if settings.patience is None else split_off(task.training)
+    steps = math.ceil(len(task.training) / settings.batch)
+
+    while not _is_done(state, settings):
+        start, total_loss = time.monotonic(), torch.zeros((), dtype=torch.float64, device=vit.device)
+        seed = settings.seed * 100_003 + state.epoch  # of the epoch alone: a resumed run draws the same numbers
+        generator = torch.Generator().manual_seed(seed + 7_919 * group.rank)  # torch reads 32 bits of a seed
+
+        for step, batch in enumerate(training.batches(settings.batch, seed, settings.balanced)):
+            for param_group in optimiser.param_groups:
+                param_group["lr"] = cosine_lr(settings.learning_rate, (state.epoch + step / steps) / settings.epochs)
+            optimiser.zero_grad()
+            for part in group.my_parts(batch.split(settings.accumulate * group.size)):  # gradient accumulation
+                images = augment(_prepare(part, vit), settings.augmentation, generator)
+                labels = part.labels.to(vit.device)
+                query = compute_query(vit, state, drop_patches(vit, vit.embed(images), settings.patches, generator))
+                keys = state.keys[state.key_of_class[labels]] if settings.keys == "learned" else None
+                loss = task_loss(query, labels, state.head, pool.logit_scale, keys)
+                (loss * len(part) / len(batch)).backward()
+                total_loss += loss.detach() * len(part)
+            group.all_reduce_grads(state.trained)
+            torch.nn.utils.clip_grad_norm_(state.trained, settings.clip)
+            optimiser.step()
+
+        state.epoch += 1
+        # early stopping, by images that are neither trained on nor held out
+        accuracy = None if stopping is None else measure_accuracy(vit, state, stopping, settings.batch, group)
+        is_best = accuracy is None or accuracy > state.best_accuracy
+        state.epochs_without_gain = 0 if is_best else state.epochs_without_gain + 1
+        if is_best:
+            state.best, state.best_accuracy = state.copy_tensors(), -1.0 if accuracy is None else accuracy
+        done, held_out_accuracy = _is_done(state, settings), None
+        if done:
+            state.load_tensors(state.best)
+            if len(task.held_out):
+                held_out_accuracy = measure_accuracy(vit, state, task.held_out, settings.batch, group)
+
+        if on_checkpoint:
+            on_checkpoint(state.to_checkpoint(optimiser))
+        images_seen, seconds = len(training), time.monotonic() - start
+        on_epoch(
+            Progress(
+                task=task.name,
+                epoch=state.epoch,
+                epochs=settings.epochs,
+                loss=float(group.all_reduce_sum(total_loss)) / images_seen,
+                images_per_second=images_seen / seconds,
+                seconds_left=0.0 if done else seconds * (settings.epochs - state.epoch),
+                held_out_accuracy=held_out_accuracy,
+            )
+        )
+    return _finish(task, vit, state, settings, regression)
+
+
+def cosine_lr(lr: float, progress: float) -> float:
+    """The learning rate after a share of the training: from `lr` down to 0 along half a cosine."""
+    return lr * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+
+
+def task_loss(
+    query: Float[Tensor, "batch dim"],
+    labels: Int[Tensor, " batch"],
+    head: Float[Tensor, "classes dim"],
+    logit_scale: float,
+    keys: Float[Tensor, "batch dim"] | None = None,
+) -> Float[Tensor, ""]:
+    """Classification over this task's classes and, where each image's key is given, matching on the same query."""
+    query = F.normalize(query, dim=1)
+    loss = F.cross_entropy(logit_scale * query @ F.normalize(head, dim=1).T, labels)
+    return loss if keys is None else loss + (1 - F.cosine_similarity(query.detach(), keys)).mean()
+
+
+def compute_query(vit: FrozenViT, state: TrainState, embedded: Stem) -> Float[Tensor, "batch dim"]:
+    """Q_t with the prompts in training; no gradient below the first trained layer."""
+    g_prompt, e_prompt = state.prompts
+    with torch.set_grad_enabled(state.trains_g and torch.is_grad_enabled()):
+        stem = vit.stem(embedded, g_prompt, state.e_layers[0])
+    return vit.query(stem, g_prompt, e_prompt)
+
+
+@torch.no_grad()
+def measure_accuracy(vit: FrozenViT, state: TrainState, images: ImageSet, batch: int, group: ProcessGroup) -> float:
+    """Each process measures its share, and all get the same sum: they stop at the same epoch."""
+    correct = torch.zeros((), dtype=torch.float64, device=vit.device)
+    for part in islice(images.batches(batch, seed=None), group.rank, None, group.size):
+        query = compute_query(vit, state, vit.embed(_prepare(part, vit)))
+        predicted = (query @ F.normalize(state.head, dim=1).T).argmax(dim=1)
+        correct += (predicted == part.labels.to(predicted.device)).sum()
+    return float(group.all_reduce_sum(correct)) / len(images)
+
+
+def _is_done(state: TrainState, settings: TrainSettings) -> bool:
+    stalled = settings.patience is not None and state.epochs_without_gain >= settings.patience
+    return stalled or state.epoch >= settings.epochs
+
+
+def _prepare(batch: Batch, vit: FrozenViT) -> Float[Tensor, "batch 3 height width"]:
+    return normalise(batch.pixels.to(vit.device), vit.info)
+
+
+@torch.no_grad()
+def _finish(task: Task, vit: FrozenViT, state: TrainState, settings: TrainSettings, regression: bool) -> Trained:
+    """Keys and means in closed form, from one pass over the training images without augmentation."""
+    shape = len(task.classes), vit.dim, vit.device
+    prompted = ClassMeans(*shape)
+    plain = PlainStatisticsAccumulator(*shape, regression) if settings.plain_means else None
+    for batch in task.training.batches(settings.batch, seed=None):
+        embedded, labels = vit.embed(_prepare(batch, vit)), batch.labels.to(vit.device)
+        prompted.add(compute_query(vit, state, embedded), labels)
+        if plain:
+            plain.add(vit.query(embedded), labels)
+    means, tensors, statistics = prompted.value(), state.copy_tensors(), plain.value() if plain else None
+    prompt = TaskPrompt(
+        name=task.name,
+        classes=task.classes,
+        e_prompt=tensors["e_prompt"],
+        keys=tensors["keys"] if settings.keys == "learned" else merge_keys(means, prompted.counts(), len(state.keys)),
+        head=tensors["head"],
+        means=means,
+        plain_means=statistics.means if statistics else None,
+        plain_gram=statistics.gram if statistics else None,
+        plain_sums=statistics.sums if statistics else None,
+        manifest_sha256=task.manifest_sha256,
+        samples=len(task.training),
+        class_samples=prompted.counts(),
+        trained_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    return Trained(prompt, tensors["g_prompt"])
+
+
+def empty_pool(vit: FrozenViT, settings: TrainSettings) -> PromptPool:
+    """The pool before any task: a random g-prompt in the first two blocks, room for e-prompts in the later ones."""
+    check_settings(settings, vit.depth)
+    e_layers = settings.e_layers or default_e_layers(vit.depth)
+    generator = torch.Generator().manual_seed(settings.seed)
+    g_prompt = torch.empty(2, 2, settings.g_length, vit.dim)
+    g_prompt.uniform_(-settings.spread, settings.spread, generator=generator)
+    return PromptPool(vit.info, (0, 1), e_layers, g_prompt.to(vit.device), logit_scale=settings.head_scale)

@@ -1,0 +1,222 @@
+"""The comparison runs every method under one protocol, goes on where it was stopped, and reports what it measured."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from PIL import Image
+from support.builders import frozen, random_timm_vit
+from support.method_tasks import QUICK, coloured
+
+from mqmk.daemon.cli.bench.compare import compare as command
+from mqmk.learner.bench import compare as comparison
+from mqmk.learner.bench.compare import CompareSettings, compare, predict_all, run_method, search_rate, to_json
+from mqmk.learner.bench.methods.parts.protocol import Answer, MethodInfo
+from mqmk.learner.bench.methods.registry import choose_methods
+from mqmk.learner.data.streams import StreamSettings, read_stream
+from mqmk.learner.evaluation.query_table import HeldOut
+from mqmk.learner.report.compare_report import write_compare_report
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Five classes of coloured noise as train/CLASS/*.png and test/CLASS/*.png."""
+    root = tmp_path_factory.mktemp("colours")
+    for label in range(5):
+        for side, count, seed in (("train", 20, 1), ("test", 3, 2)):
+            (root / side / f"class{label}").mkdir(parents=True)
+            for number, pixels in enumerate(coloured([label] * count, 10 * label + seed, size=28).pixels):
+                array = pixels.permute(1, 2, 0).numpy()
+                Image.fromarray(array).save(root / side / f"class{label}" / f"{number}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def vit():
+    torch.manual_seed(0)
+    return frozen(random_timm_vit())
+
+
+@pytest.fixture(scope="module")
+def settings(folder) -> CompareSettings:
+    train = dataclasses.replace(QUICK.train, batch=64)
+    return CompareSettings(StreamSettings(folder, tasks=2), train, width=24, replay=4, replay_epochs=1)
+
+
+class Always:
+    """Answers with the first class, and keeps what it was shown."""
+
+    trained = 3
+
+    def __init__(self, rate: float = 1.0) -> None:
+        self.rate, self.shown, self.batches, self.classes = rate, [], [], 0
+
+    def learn(self, task):
+        self.shown.append((len(task.training), len(task.held_out), task.classes))
+        self.classes += len(task.classes)
+
+    def predict(self, images):
+        self.batches.append(len(images))
+        first = torch.zeros(len(images), dtype=torch.int64)
+        return Answer(torch.eye(self.classes)[first], first)
+
+    def kept(self):
+        return {"numbers": torch.zeros(7)}
+
+
+def info_of(create, **options) -> MethodInfo:
+    return MethodInfo("always", "prompts", "answers with the first class", create, **options)
+
+
+def test_a_method_sees_training_images_of_one_task_at_a_time_and_is_measured_on_all(vit, settings):
+    made = []
+    run = run_method(vit, info_of(lambda *_: made.append(Always()) or made[-1]), settings, seed=0)
+    (method,) = made
+    assert [(images, held_out) for images, held_out, _ in method.shown] == [(40, 0), (60, 0)]
+    assert [len(step.task_accuracy) for step in run.steps] == [1, 2]
+    first, last = run.steps
+    assert first.task_accuracy == (0.5,) and first.matching_rate == 1 and first.correct_unmatched is None
+    assert last.task_accuracy == (0.5, 0.0)
+    assert last.accuracy == pytest.approx(3 / 15)
+    assert last.matching_rate == last.task_of_answer == pytest.approx(6 / 15)
+    assert last.confusion == ((6, 0), (9, 0))
+    assert (last.correct_unmatched, last.trained, last.kept) == (0, 3, 7)
+    figures = run.figures()
+    assert figures["accuracy"] == 0.25 and figures["forgetting"] == 0 and figures["test_passes"] == 0
+
+
+def test_joint_training_gets_all_tasks_as_one_and_is_measured_task_by_task(vit, settings):
+    made = []
+    run = run_method(vit, info_of(lambda *_: made.append(Always()) or made[-1], is_joint=True), settings, seed=0)
+    assert [(images, len(classes)) for images, _, classes in made[0].shown] == [(100, 5)]
+    assert [len(step.task_accuracy) for step in run.steps] == [2]
+    figures = run.figures()
+    assert figures["matching_rate"] is None and figures["forgetting"] is None
+    assert figures["task_of_answer"] == pytest.approx(6 / 15)
+
+
+def test_batches_mix_tasks_but_for_methods_with_the_batch_bug(vit, settings):
+    held_out = HeldOut.empty(12)
+    for number, task in enumerate(read_stream(settings.stream, vit.info, 0)):
+        held_out = held_out.with_task(number, task.held_out)
+
+    class Spy(Always):
+        def predict(self, images):
+            self.batches.append(images)
+            means = images.mean(dim=(1, 2, 3))
+            return Answer(torch.stack([means, -means], dim=1))
+
+    mixed, apart = Spy(), Spy()
+    answers = [predict_all(vit, spy, held_out, 0, mixed=spy is mixed).scores for spy in (mixed, apart)]
+    assert torch.equal(*answers)  # in the order of the images, whatever the batches
+    assert [len(batch) for batch in mixed.batches] == [15]
+    assert [len(batch) for batch in apart.batches] == [6, 9]
+
+
+def test_the_learning_rate_is_chosen_on_training_images_that_were_not_learned(vit, settings):
+    (first, _) = read_stream(dataclasses.replace(settings.stream, tasks=2), vit.info, 0)
+    big = dataclasses.replace(first, training=coloured([0, 0, 0, 1] * 50, 3))
+    tried = []
+
+    class Rated(Always):
+        def predict(self, images):
+            return Answer(torch.tensor([[float(self.rate == 3), 0.5]]).expand(len(images), 2))
+
+    def create(_, given):
+        tried.append(Rated(given.rate))
+        return tried[-1]
+
+    info = info_of(create, searches_rate=True)
+    assert search_rate(vit, info, settings, 0, big) == 3  # which answers with the common class
+    assert [method.rate for method in tried] == [1, 3, 10]
+    assert all(method.shown[0][0] == 180 for method in tried)
+    assert search_rate(vit, info_of(create), settings, 0, big) == 1
+    assert search_rate(vit, info, dataclasses.replace(settings, rates=(5.0,)), 0, big) == 5
+    assert len(tried) == 3
+
+
+def test_a_finished_method_and_seed_is_not_run_again(vit, settings, tmp_path, monkeypatch):
+    methods = choose_methods("ncm,joint-linear")
+    settings = dataclasses.replace(settings, seeds=2)
+    runs = compare(vit, methods, settings, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 4
+    monkeypatch.setattr(comparison, "run_method", lambda *_: pytest.fail("run again"))
+    assert compare(vit, methods, settings, tmp_path) == runs
+    monkeypatch.undo()
+    (next(tmp_path.glob("ncm-seed1-*"))).unlink()
+    shown = []
+    assert compare(vit, methods, settings, tmp_path, shown.append)[1].figures()["accuracy"] == pytest.approx(
+        runs[1].figures()["accuracy"]
+    )
+    assert [progress.is_known for progress in shown] == [True, False, False, True, True]
+    other = dataclasses.replace(settings, seeds=1, train=dataclasses.replace(settings.train, epochs=2))
+    compare(vit, methods[:1], other, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_other_code_of_a_method_is_another_result(vit, settings, tmp_path):
+    info, other = choose_methods("ncm,fecam")
+    known = comparison.result_path(tmp_path, vit, info, settings, 0)
+    assert comparison.result_path(tmp_path, vit, info, dataclasses.replace(settings, seeds=9), 0) == known
+    assert comparison.result_path(tmp_path, vit, dataclasses.replace(info, create=other.create), settings, 0) != known
+
+
+def test_the_document_and_the_page_show_every_method_with_its_history_and_source(vit, settings, tmp_path):
+    methods = choose_methods("ncm,joint-linear,sqsk,mqmk,dualprompt", leaky=True)
+    quick = dataclasses.replace(settings, rates=(1.0,))
+    runs = compare(vit, methods, quick, tmp_path)
+    document = to_json(quick, vit, methods, runs)
+    assert json.loads(json.dumps(document)) == document
+    rows = document["methods"]
+    assert [len(step["task_accuracy"]) for step in rows["mqmk"]["runs"][0]["steps"]] == [1, 2]
+    assert rows["ncm"]["published"]["source"] == "RanPAC, tables"
+    assert rows["ncm"]["test_passes"] == pytest.approx(1)
+    assert rows["dualprompt"]["test_passes"] == pytest.approx(2)
+    assert rows["mqmk"]["matching_rate"] is not None and rows["ncm"]["matching_rate"] is None
+    assert [name for name, row in rows.items() if row["is_leaky"]] == ["mqmk-leaky", "dualprompt-leaky"]
+    write_compare_report(tmp_path / "page.html", document)
+    page = (tmp_path / "page.html").read_text()
+    assert not re.search(r"<script|src=|href=\"http", page)
+    for text in (
+        "mqmk-leaky<small> not a result",
+        "RanPAC, tables",
+        "matched task",
+        f"{100 * rows['mqmk']['accuracy']:.1f}",
+    ):
+        assert text in page, text
+
+
+def test_the_command_lists_methods_writes_files_and_prints_the_table(folder, tmp_path):
+    listed = CliRunner().invoke(command, ["--list"])
+    assert listed.exit_code == 0
+    assert re.search(r"^mqmk +pool", listed.output, re.MULTILINE)
+    options = ["--data", folder, "--tasks", "2", "--methods", "ncm,fecam", "--train-per-class", "4", "--work", tmp_path,
+               "--json", tmp_path / "all.json", "--html", tmp_path / "all.html"]  # fmt: skip
+    found = CliRunner().invoke(command, [str(option) for option in options], catch_exceptions=False)
+    assert found.exit_code == 0
+    assert re.search(r"│ ncm +│ +83.40 │ +61.20 │ +- │ +- │ +RanPAC", found.output)
+    assert "ncm: means of normalised features" in found.output
+    assert "ncm  seed 0  task 2/2  accuracy" in found.stderr
+    document = json.loads((tmp_path / "all.json").read_text())
+    assert document["methods"].keys() == {"ncm", "fecam"}
+    assert "All methods" in (tmp_path / "all.html").read_text()
+    again = CliRunner().invoke(command, [str(option) for option in options], catch_exceptions=False)
+    assert again.stderr.count("(known)") == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--methods", "best"], "no method is called best; choose among"),
+        (["--methods", "mqmk-leaky"], "add --leaky"),
+        (["--rates", "0,1"], "expected positive numbers, such as 1,3,10, got '0,1'"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_with_its_reason(folder, options, reason):
+    found = CliRunner().invoke(command, ["--data", str(folder), *options])
+    assert found.exit_code != 0
+    assert reason in f"{found.output} {found.exception}"
