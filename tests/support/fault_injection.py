@@ -72,7 +72,7 @@ class Faults:
     @property
     def is_in_call(self) -> bool:
         """Whether this thread is already inside a call; nested calls never fail."""
-        return getattr(self._thread, "inside", False)
+        return getattr(self._thread, "in_call", False)
 
     @contextmanager
     def in_call(self) -> Iterator[None]:

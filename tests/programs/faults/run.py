@@ -68,7 +68,7 @@ class Stream:
     folder: Path
     faults: Faults
     disk: FaultyDisk
-    seconds: float = 600.0
+    seconds: float = 200.0
 
     def __post_init__(self) -> None:
         (self.folder / "bucket" / "tasks").mkdir(parents=True)

@@ -31,6 +31,7 @@ TASKS = ("sea", "birds", "fruit", "music", "tools", "travel")
 pytestmark = pytest.mark.timeout(1800 if FULL else 300)
 
 
+@pytest.mark.timeout(1800 if FULL else 900)  # longer than the program waits for one step, which it then names
 def test_with_five_percent_of_errors_and_lost_answers_the_end_is_the_same() -> None:
     command = [sys.executable, "-m", "programs.faults.run", "20" if FULL else "3"]
     done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=1700, check=False)
@@ -50,6 +51,17 @@ def test_faults_come_before_the_call_or_after_it_as_often_as_asked() -> None:
     assert raised == faults.failed["list"] + faults.lost["list"]
     assert len(done) == 2000 - faults.failed["list"]
     assert 60 < faults.failed["list"] < 140 and 60 < faults.lost["list"] < 140
+
+
+def test_one_call_fails_at_most_once_however_many_calls_it_makes_inside() -> None:
+    faults, raised = Faults(0.5, seed=3), 0
+    for _ in range(200):
+        try:
+            faults.call("ledger", disk_error, lambda: [faults.call("disk", disk_error, int) for _ in range(20)])
+        except OSError:
+            raised += 1
+    assert raised == faults.failed["ledger"] + faults.lost["ledger"]
+    assert faults.calls["disk"] == 0
 
 
 def test_a_disk_that_failed_may_have_done_it_all_the_same(tmp_path: Path) -> None:
