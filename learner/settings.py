@@ -47,15 +47,23 @@ class Augmentation:
 class TrainSettings:
     """How a task is learned. What was measured of these is in docs/accuracy.md."""
 
-    epochs: int = 6
-    batch: int = 64
+    epochs: int | None = None
+    """Passes over a task's images; none takes as many as `steps` and `anchor_steps` need."""
+    steps: int = 250
+    """Least number of optimiser steps that a task gets, at least one pass: steps count, not passes."""
+    batch: int = 16
     accumulate: int = 1
-    """Parts of a batch whose gradients are added up for one step; batch / accumulate images are in memory at a time."""
+    """Least number of parts of a batch whose gradients are added up for one step; large images need more parts."""
     learning_rate: float = 0.06
     clip: float = 1.0
     g_length: int = 5
     e_length: int = 20
     """Rows of an e-prompt in each of its blocks. Fixed by the pool's first task."""
+    anchor_length: int = 60
+    """Rows of the anchor prompt in each of its blocks. It is trained with the pool's first task, then frozen."""
+    anchor_steps: int = 1000
+    """Least number of optimiser steps that the anchor prompt gets; 0 trains none, and `anchor` and `fused` are not
+    available."""
     start: Literal["first", "previous", "random"] = "first"
     """What a new e-prompt is a copy of. Only `first` keeps tasks independent of each other and of their order."""
     spread: float = 0.05
@@ -71,7 +79,7 @@ class TrainSettings:
     patience: int | None = None
     """Epochs without a better accuracy on a tenth of the training images, set aside for this, before training stops."""
     plain_means: bool = True
-    """Also compute what ridge and the single-query baselines need: one more pass over the data."""
+    """Also compute what the single-query baselines need: one more pass over the data."""
     augmentation: Augmentation = field(default_factory=Augmentation)
     patches: float = 1.0
     """Share of an image's patches that a training step computes, drawn anew each time; keys and means use all."""

@@ -4,7 +4,8 @@ Fitted on held-out images when a version is built (`learner/evaluation/calibrati
 JSON, read by every replica:
 
     matching["calibration"][matcher]   the probability that a match is right, with its expected calibration error
-    matching["unknown"][matcher]       {"threshold", "false_alarm"}: a lower score looks like nothing known
+    matching["unknown"][matcher]       {"threshold", "false_alarm", "of": "probability"}: an answer with a lower
+                                       probability looks like nothing known; without "of", a lower score (release 0.1)
     matching["reference"]              {"matcher", "tasks": {task: {"score", "margin"}}}: histograms, for drift
 """
 
@@ -78,8 +79,16 @@ class Confidence:
 
     calibration: Calibration | None = None
     threshold: float | None = None
-    """Below this score an image looks like nothing the pool knows."""
+    """An answer with a lower probability looks like nothing the pool knows."""
+    score_threshold: float | None = None
+    """The same for the match score, in pools of release 0.1."""
     reference: Mapping[str, TaskReference] = field(default_factory=dict)
+
+    def is_unknown(self, probability: float, score: float) -> bool | None:
+        """Whether an image looks like nothing the pool knows; None if the pool was not calibrated for it."""
+        if self.threshold is not None:
+            return probability < self.threshold
+        return None if self.score_threshold is None else score < self.score_threshold
 
 
 def read_confidence(matching: Mapping[str, Any], matcher: str) -> Confidence:
@@ -89,7 +98,8 @@ def read_confidence(matching: Mapping[str, Any], matcher: str) -> Confidence:
     tasks = shipped.get("tasks", {}) if shipped.get("matcher") == matcher else {}
     return Confidence(
         calibration=Calibration(**fitted) if fitted else None,
-        threshold=unknown["threshold"] if unknown else None,
+        threshold=unknown["threshold"] if unknown and "of" in unknown else None,
+        score_threshold=unknown["threshold"] if unknown and "of" not in unknown else None,
         reference={
             name: TaskReference(
                 _read_histogram(each["score"]), _read_histogram(each["margin"]) if each["margin"] else None

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mqmk.matcher.errors import MatchError
-from mqmk.matcher.keys import trained_keys
+from mqmk.matcher.keys import keys_of_classes
 from mqmk.matcher.matchers import Match
-from mqmk.matcher.pool import PromptPool, cache_on_pool, group_classes
+from mqmk.matcher.pool import PromptPool
 
 Classifier = Callable[[PromptPool, Float[Tensor, "batch dim"]], Float[Tensor, "batch rows"]]
 
@@ -30,14 +30,7 @@ def _ncm(pool: PromptPool, query: Float[Tensor, "batch dim"]) -> Float[Tensor, "
 
 def _km(pool: PromptPool, query: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch rows"]:
     """Classes that share a key share its logit; the first of them wins."""
-    return pool.logit_scale * query @ _key_of_class(pool).T
-
-
-@cache_on_pool
-def _key_of_class(pool: PromptPool) -> Float[Tensor, "rows dim"]:
-    bank = trained_keys(pool, None)
-    pairs = zip(pool.tasks, bank.by_task, strict=True)
-    return torch.cat([keys[group_classes(len(task.classes), len(keys))] for task, keys in pairs])
+    return pool.logit_scale * query @ keys_of_classes(pool).T
 
 
 CLASSIFIERS: Final[dict[str, Classifier]] = {"fc": _fc, "ncm": _ncm, "km": _km}
@@ -45,12 +38,14 @@ READOUTS: Final = ("task", "all")
 
 
 def logits(pool: PromptPool, match: Match, classifier: str, readout: str) -> Float[Tensor, "batch rows"]:
-    """A logit for every head row; -inf for rows that the read-out leaves out."""
+    """A logit for every head row, the match's own if it has some; -inf for rows that the read-out leaves out."""
     if classifier not in CLASSIFIERS:
         raise MatchError(f"no classifier is called {classifier!r}; choose one of {', '.join(CLASSIFIERS)}")
     if readout not in READOUTS:
         raise MatchError(f"no read-out is called {readout!r}; choose one of {', '.join(READOUTS)}")
-    values = CLASSIFIERS[classifier](pool, F.normalize(match.query, dim=1))
+    values = match.class_logits
+    if values is None:
+        values = CLASSIFIERS[classifier](pool, F.normalize(match.query, dim=1))
     if readout == "all":
         return values
     return values.masked_fill(pool.row_task != match.task[:, None], -torch.inf)

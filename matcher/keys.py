@@ -63,6 +63,13 @@ def trained_keys(pool: PromptPool, keys_per_task: int | None) -> KeyBank:
 
 
 @cache_on_pool
+def keys_of_classes(pool: PromptPool) -> Float[Tensor, "rows dim"]:
+    """The normalised key of every class; classes of a group share theirs."""
+    pairs = zip(pool.tasks, trained_keys(pool, None).by_task, strict=True)
+    return torch.cat([keys[group_classes(len(task.classes), len(keys))] for task, keys in pairs])
+
+
+@cache_on_pool
 def plain_keys(pool: PromptPool, keys_per_task: int | None) -> KeyBank:
     """Keys for queries without prompts, which only the single-query baselines use; always in closed form."""
     by_task = []

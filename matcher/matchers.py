@@ -8,29 +8,31 @@
 | mqmk      | Q_t for every task t        | one for a class  | M                          |
 | mqmk-ei   | Q+, the mean of e-prompts   | one for a class  | 2                          |
 | cascade   | Q+, then Q_t of a shortlist | one for a class  | 1 + shortlist              |
-| ridge     | plain ViT                   | a regression     | 2                          |
+| anchor    | that of the anchor prompt   | a regression     | 1                          |
+| fused     | that, then Q_t of a shortlist | all of these   | 1 + shortlist, or 1        |
 | perfect   | the true task is given      | -                | 1                          |
 
 S_t(x) is the sum of the K largest cosines between the query and the keys of task t only; the matched task has the
-largest S_t. For `ridge` it is the value of the task's best class in a regression over all classes (`ridge.py`). Every
-matcher also returns the matched task's own query Q_t, which the classifier reads. Descriptions and requirements are in
-`matcher_info.py`.
+largest S_t. Each returns the matched task's own query Q_t, which the classifier reads. `anchor` and `fused` weigh all
+classes themselves (`regression.py`, `fusion.py`): S_t is the probability of the task's best class. Descriptions and
+requirements are in `matcher_info.py`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from mqmk.matcher.errors import MatchError
-from mqmk.matcher.keys import plain_keys, trained_keys
+from mqmk.matcher.fusion import ClassEvidence, Pairs, read_fusion
+from mqmk.matcher.keys import max_by_task, plain_keys, trained_keys
 from mqmk.matcher.pool import PromptPool
 from mqmk.matcher.prompted_vit import FrozenViT
 from mqmk.matcher.queries import LiveQueries, Queries, rows_per_pass
-from mqmk.matcher.ridge import fit_ridge
+from mqmk.matcher.regression import fit_regression
 
 NO_RUNNER_UP: Final = -1  # the runner-up where there is only one task
 
@@ -67,9 +69,11 @@ class Match:
     scores: Float[Tensor, "batch tasks"]
     """S_t of every task that was scored; -inf for tasks the matcher left out."""
     query: Float[Tensor, "batch dim"]
-    """Q_t of the matched task."""
+    """Q_t of the matched task; the anchor query of a matcher that weighs all classes itself."""
     num_queries: Int[Tensor, " batch"]
     """How many queries were computed for the image, the matched task's included."""
+    class_logits: Float[Tensor, "batch rows"] | None = None
+    """Of every class, from a matcher that weighs them itself; None where a classifier reads the query."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,11 @@ def match_images(
         queries = LiveQueries(vit, pool, images[part], size)
         known = None if true_task is None else true_task[part]
         parts.append(match_queries(matcher, MatchInput(queries, pool, settings, known)))
-    return Match(*(torch.cat([getattr(part, name) for part in parts]) for name in Match.__dataclass_fields__))
+    return Match(*(_join([getattr(part, name) for part in parts]) for name in Match.__dataclass_fields__))
+
+
+def _join(parts: list[Any]) -> Any:
+    return None if parts[0] is None else torch.cat(parts)
 
 
 def match_queries(matcher: str, inputs: MatchInput) -> Match:
@@ -173,6 +181,38 @@ def _with_task_query(inputs: MatchInput, scores: Float[Tensor, "batch tasks"]) -
     return to_match(scores, query, 2)
 
 
+def _anchor(inputs: MatchInput) -> Match:
+    """One query and one regression decide between all classes."""
+    query = inputs.queries.anchor()
+    logits = read_fusion(inputs.pool).anchor * fit_regression(inputs.pool).values(query)
+    return match_classes(inputs.pool, logits, query, torch.ones(len(query), dtype=torch.long))
+
+
+def _fused(inputs: MatchInput) -> Match:
+    """The regression draws up a shortlist for images that it is not certain of; exact queries are weighed with it."""
+    pool, fusion, query = inputs.pool, read_fusion(inputs.pool), inputs.queries.anchor()
+    values = fit_regression(pool).values(query)
+    image = (~fusion.is_certain(values)).nonzero()[:, 0]
+    pairs = Pairs.of_shortlist(pool, values, inputs.settings.shortlist, image)
+    evidence = ClassEvidence.empty(values)
+    if len(image):
+        evidence.add(pool, pairs, inputs.queries.task_queries(pairs.image, pairs.task))
+    num_queries = 1 + torch.bincount(pairs.image, minlength=len(values))
+    return match_classes(pool, fusion.class_logits(values, evidence), query, num_queries)
+
+
+def match_classes(
+    pool: PromptPool,
+    logits: Float[Tensor, "batch rows"],
+    query: Float[Tensor, "batch dim"],
+    num_queries: Int[Tensor, " batch"],
+) -> Match:
+    """A match by the logits of all classes: the task of the best class, so that label and task agree."""
+    scores = max_by_task(logits.softmax(dim=1), pool.row_task, len(pool.tasks))
+    found = to_match(scores, query, 0)
+    return replace(found, num_queries=num_queries.to(scores.device), class_logits=logits)
+
+
 def to_match(scores: Float[Tensor, "batch tasks"], query: Float[Tensor, "batch dim"], num_queries: int) -> Match:
     """The two best tasks of each image, with the matched task's query."""
     score, task = scores.max(dim=1)
@@ -188,6 +228,7 @@ MATCHERS: Final[dict[str, Matcher]] = {
     "mqmk": lambda inputs: _multi_query(inputs, inputs.settings.keys_per_task),
     "mqmk-ei": lambda inputs: _with_task_query(inputs, _enhanced_scores(inputs)),
     "cascade": _cascade,
-    "ridge": lambda inputs: _with_task_query(inputs, fit_ridge(inputs.pool).scores(inputs.queries.plain())),
+    "anchor": _anchor,
+    "fused": _fused,
     "perfect": _perfect,
 }

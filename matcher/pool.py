@@ -8,7 +8,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from itertools import accumulate
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -20,7 +21,8 @@ from mqmk.matcher.prompted_vit import BackboneInfo, Prompt
 
 T = TypeVar("T")
 P = ParamSpec("P")
-_REGRESSION = ("plain_gram", "plain_sums")
+STATISTICS: Final = ("factor", "residual", "feature_means")
+"""What the regression over all tasks needs of a task (`regression.py`): a layer of its own in a store."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +39,9 @@ class TaskPrompt:
     head: Tensor  # [classes, dim]
     means: Tensor  # [classes, dim], mean of the normalised queries of each class
     plain_means: Tensor | None = None  # the same for queries without prompts; only sqsk and sqmk need it
-    plain_gram: Tensor | None = None  # [width, width], sum of outer products of plain features; only ridge needs it
-    plain_sums: Tensor | None = None  # [classes, width], sum of plain features of each class; only ridge needs it
+    factor: Tensor | None = None  # [rank, width], factor^T factor is about the mean outer product of anchor features
+    residual: Tensor | None = None  # [1, width], what its diagonal lacks
+    feature_means: Tensor | None = None  # [classes, width], mean of these features of each class
     manifest_sha256: str = ""
     samples: int = 0
     trained_at: str = ""
@@ -47,6 +50,7 @@ class TaskPrompt:
     base: str = ""  # digest of what training started from; empty for the first task and in older pools
     layer: str = field(default="", init=False)  # sha256 of the stored layer with these tensors (`stored_as`), or empty
     layer_bytes: int = field(default=0, init=False)
+    statistics: str = field(default="", init=False)  # likewise of the layer with STATISTICS
 
     def __post_init__(self) -> None:
         classes = len(self.classes)
@@ -54,16 +58,16 @@ class TaskPrompt:
             raise PoolError(f"task {self.name!r}: expected a name and distinct classes, got {list(self.classes)}")
         if not 1 <= len(self.keys) <= classes:
             raise PoolError(f"task {self.name!r}: expected 1 to {classes} keys, got {len(self.keys)}")
-        for name in ("head", "means", "plain_means", "plain_sums"):
+        for name in ("head", "means", "plain_means", "feature_means"):
             if (rows := getattr(self, name)) is not None and len(rows) != classes:
                 raise PoolError(f"task {self.name!r}: expected {classes} rows in {name}, got {len(rows)}")
         counts = self.class_samples
         if counts and (len(counts) != classes or any(type(count) is not int or count < 0 for count in counts)):
             raise PoolError(f"task {self.name!r}: expected {classes} numbers in class_samples, got {list(counts)}")
-        if (self.plain_gram is None) != (self.plain_sums is None):
-            raise PoolError(f"task {self.name!r}: expected plain_gram and plain_sums together, got one of them")
+        if len({getattr(self, name) is None for name in STATISTICS}) > 1:
+            raise PoolError(f"task {self.name!r}: expected {', '.join(STATISTICS)} together, got some of them")
         for name, tensor in self.tensors().items():
-            width = len(self.plain_gram) if name.startswith(_REGRESSION) and self.plain_gram is not None else self.dim
+            width = self.factor.shape[-1] if name in STATISTICS and self.factor is not None else self.dim
             if tensor.ndim != (4 if name == "e_prompt" else 2) or tensor.shape[-1] != width:
                 raise PoolError(f"task {self.name!r}: {name} has the shape {[*tensor.shape]}, of another width or rank")
             if tensor.dtype != torch.float32:
@@ -78,7 +82,7 @@ class TaskPrompt:
 
     def tensors(self) -> dict[str, Tensor]:
         """Name and tensor of everything that was trained."""
-        names = ("e_prompt", "keys", "head", "means", "plain_means", *_REGRESSION)
+        names = ("e_prompt", "keys", "head", "means", "plain_means", *STATISTICS)
         return {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
 
     def to(self, device: torch.device) -> "TaskPrompt":
@@ -87,9 +91,9 @@ class TaskPrompt:
             return self
         return self._same_with({name: tensor.to(device) for name, tensor in self.tensors().items()})
 
-    def stored_as(self, layer: str, size: int) -> "TaskPrompt":
-        """The same, whose tensors are known to be in this layer; a `replace` of it knows of none."""
-        return self._same_with({"layer": layer, "layer_bytes": size})
+    def stored_as(self, layer: str, size: int, statistics: str) -> "TaskPrompt":
+        """The same, whose tensors are known to be in these layers; a `replace` of it knows of none."""
+        return self._same_with({"layer": layer, "layer_bytes": size, "statistics": statistics})
 
     def _same_with(self, values: Mapping[str, Any]) -> "TaskPrompt":
         """A copy that needs no checks: it holds the same numbers."""
@@ -137,6 +141,7 @@ class PromptPool:
     g_prompt: Tensor  # [g_layers, 2, length, dim]
     tasks: tuple[TaskPrompt, ...] = ()
     logit_scale: float = 16.0
+    anchor: Tensor | None = None  # [e_layers, 2, length, dim], as an e-prompt; None where an older release trained it
     matching: Mapping[str, Any] = field(default_factory=dict)
     """Measured on held-out data when the version was built: each matcher's rate, agreement and cost, thresholds."""
     cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
@@ -160,6 +165,13 @@ class PromptPool:
                     f"task {task.name!r}: expected an e-prompt {list(expected)} as of the first task (their mean is a "
                     f"query, too), got {list(task.e_prompt.shape)}"
                 )
+        if self.anchor is not None and (
+            self.anchor.ndim != 4
+            or (*self.anchor.shape[:2], self.anchor.shape[3]) != (len(self.e_layers), 2, dim)
+            or self.anchor.dtype != torch.float32
+            or not torch.isfinite(self.anchor).all()
+        ):
+            raise PoolError(f"anchor: expected finite float32 [{len(self.e_layers)}, 2, length, {dim}]")
 
     def with_task(self, task: TaskPrompt) -> "PromptPool":
         """The pool after learning one more task; what the other tasks compute stays as it is."""
@@ -183,7 +195,8 @@ class PromptPool:
         tasks = tuple(task.to(device) for task in self.tasks)
         if self.g_prompt.device == device and all(new is old for new, old in zip(tasks, self.tasks, strict=True)):
             return self
-        return replace(self, g_prompt=self.g_prompt.to(device), tasks=tasks)
+        anchor = None if self.anchor is None else self.anchor.to(device)
+        return replace(self, g_prompt=self.g_prompt.to(device), tasks=tasks, anchor=anchor)
 
     # What matchers and classifiers read, computed once for each pool.
 
@@ -192,6 +205,18 @@ class PromptPool:
     def g(self) -> Prompt:
         """The g-prompt."""
         return Prompt(self.g_layers, (self.g_prompt,))
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether every task can be found by the anchor query."""
+        return self.anchor is not None and all(task.factor is not None for task in self.tasks)
+
+    @property
+    def anchor_prompt(self) -> Prompt:
+        """The anchor prompt, which gives the anchor query."""
+        if self.anchor is None:
+            raise PoolError("the pool has no anchor prompt: an older release trained its first task; use mqmk")
+        return Prompt(self.e_layers, (self.anchor,))
 
     def e(self, task: int) -> Prompt:
         """The e-prompt of one task, for a whole batch."""
@@ -221,6 +246,13 @@ class PromptPool:
     def row_task(self) -> Int[Tensor, " rows"]:
         """The task of every head row."""
         return task_of_rows([len(task.classes) for task in self.tasks]).to(self.g_prompt.device)
+
+    @property
+    @cache_on_pool
+    def rows_of_task(self) -> tuple[slice, ...]:
+        """The head rows of each task."""
+        ends = [*accumulate(len(task.classes) for task in self.tasks)]
+        return tuple(slice(end - len(task.classes), end) for task, end in zip(self.tasks, ends, strict=True))
 
     @property
     @cache_on_pool

@@ -1,7 +1,8 @@
 """Pool store, schema 2: what a version consists of. A card names every layer by its hash, so its own hash covers all.
 
     versions/<n>-<digest12>.json    the card of a version; `digest` is the sha256 of this file
-    layers/<sha256>.safetensors     a task layer (e_prompt, keys, head, means, plain_means) or the g layer (g_prompt)
+    layers/<sha256>.safetensors     a task layer (e_prompt, keys, head, means, plain_means), a task's statistics
+                                    (factor, residual, feature_means), or the g layer (g_prompt, anchor)
     layers/<sha256>.json            a page: the rows of PAGE tasks that no longer fit into the card
 
 Everything is immutable and named by content: writing twice is harmless, and what a task adds is stored once, however
@@ -21,8 +22,8 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, contiguous_format
 
 from mqmk.matcher.errors import PoolError
-from mqmk.matcher.pool import PromptPool, TaskPrompt
-from mqmk.matcher.pool_files import PoolVersion, as_pool_error, parse_backbone, require_backbone
+from mqmk.matcher.pool import STATISTICS, PromptPool, TaskPrompt
+from mqmk.matcher.pool_files import PoolVersion, as_pool_error, parse_backbone, require_backbone, shared_tensors
 from mqmk.matcher.prompted_vit import BackboneInfo
 
 SCHEMA: Final = 2
@@ -95,7 +96,7 @@ class EncodedPool:
 def encode_version(pool: PromptPool, version: int, parent: int | None, stored: Callable[[str], bool]) -> EncodedPool:
     """The bytes of a version; the same pool and numbers give the same ones. Layers that are stored are not encoded."""
     files: dict[str, bytes] = {}
-    g = _add(files, encode_tensors({"g_prompt": pool.g_prompt}), LAYER_SUFFIX)
+    g = _add(files, encode_tensors(shared_tensors(pool)), LAYER_SUFFIX)
     rows = [asdict(_card_task(task, files, stored)) for task in pool.tasks]
     full = max(len(rows) - 1, 0) // PAGE * PAGE
     pages = [_add(files, _to_json(rows[first : first + PAGE]), PAGE_SUFFIX) for first in range(0, full, PAGE)]
@@ -126,12 +127,22 @@ def encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
 def _card_task(task: TaskPrompt, files: dict[str, bytes], stored: Callable[[str], bool]) -> CardTask:
     layer, size = task.layer, task.layer_bytes
     if not layer or not stored(layer + LAYER_SUFFIX):
-        data = encode_tensors(task.tensors())
+        own = {name: tensor for name, tensor in task.tensors().items() if name not in STATISTICS}
+        data = encode_tensors(own)
         layer, size = _add(files, data, LAYER_SUFFIX), len(data)
     return CardTask(
         task.name, task.classes, layer, size, task.manifest_sha256, task.base, task.samples, task.class_samples,
-        task.trained_at, dict(task.metrics),
+        task.trained_at, dict(task.metrics), _add_statistics(task, files, stored),
     )  # fmt: skip
+
+
+def _add_statistics(task: TaskPrompt, files: dict[str, bytes], stored: Callable[[str], bool]) -> str | None:
+    """As half-precision numbers: twice the bytes gain nothing that was measured."""
+    if task.factor is None:
+        return None
+    if task.statistics and stored(task.statistics + LAYER_SUFFIX):
+        return task.statistics
+    return _add(files, encode_tensors({name: getattr(task, name).half() for name in STATISTICS}), LAYER_SUFFIX)
 
 
 def _add(files: dict[str, bytes], data: bytes, suffix: str) -> str:
@@ -222,11 +233,13 @@ def assemble_pool(
         require_backbone(card.backbone, backbone)
     there = {task.layer: task for pool in known for task in pool.tasks if task.layer}
     with as_pool_error():
+        shared = load_tensors(read_file(card.g + LAYER_SUFFIX))
         return PromptPool(
             backbone=card.backbone,
             g_layers=card.g_layers,
             e_layers=card.e_layers,
-            g_prompt=load_tensors(read_file(card.g + LAYER_SUFFIX))["g_prompt"],
+            g_prompt=shared["g_prompt"],
+            anchor=shared.get("anchor"),
             tasks=tuple(_task_prompt(row, there.get(row.layer), read_file) for row in card.tasks),
             logit_scale=card.scale,
             matching=card.matching,
@@ -239,7 +252,13 @@ def _task_prompt(row: CardTask, known: TaskPrompt | None, read_file: ReadFile) -
         "samples": row.samples, "class_samples": row.class_samples, "trained_at": row.trained_at,
         "metrics": row.metrics,
     }  # fmt: skip
-    if known is not None and all(getattr(known, name) == value for name, value in record.items()):
-        return known
-    tensors: dict[str, Any] = known.tensors() if known else load_tensors(read_file(row.layer + LAYER_SUFFIX))
-    return TaskPrompt(**record, **tensors).stored_as(row.layer, row.bytes)
+    if known is not None and known.statistics == (row.statistics or ""):
+        if all(getattr(known, name) == value for name, value in record.items()):
+            return known
+        tensors: dict[str, Any] = known.tensors()
+    else:
+        tensors = load_tensors(read_file(row.layer + LAYER_SUFFIX))
+        if row.statistics:
+            statistics = load_tensors(read_file(row.statistics + LAYER_SUFFIX))
+            tensors |= {name: tensor.float() for name, tensor in statistics.items()}
+    return TaskPrompt(**record, **tensors).stored_as(row.layer, row.bytes, row.statistics or "")

@@ -61,7 +61,7 @@ class PoolFiles:
 
 def encode(pool: PromptPool, version: int, parent: int | None) -> tuple[PoolVersion, PoolFiles]:
     """The files of a pool; the same pool and numbers give the same bytes."""
-    tensors = {"g_prompt": pool.g_prompt}
+    tensors = shared_tensors(pool)
     for number, task in enumerate(pool.tasks):
         tensors |= {f"tasks.{number}.{name}": tensor for name, tensor in task.tensors().items()}
     copies = {name: each.detach().cpu().clone(memory_format=torch.contiguous_format) for name, each in tensors.items()}
@@ -87,6 +87,11 @@ def encode(pool: PromptPool, version: int, parent: int | None) -> tuple[PoolVers
     digest = _digest(fields)
     card = json.dumps({"digest": digest} | fields, indent=2, allow_nan=False)
     return PoolVersion(version, digest, parent), PoolFiles(data, card.encode())
+
+
+def shared_tensors(pool: PromptPool) -> dict[str, Tensor]:
+    """Name and tensor of what all tasks share."""
+    return {"g_prompt": pool.g_prompt} | ({} if pool.anchor is None else {"anchor": pool.anchor})
 
 
 def decode(pool_files: PoolFiles, backbone: BackboneInfo | None = None) -> tuple[PoolVersion, PromptPool]:
@@ -161,7 +166,7 @@ def _build_pool(fields: Mapping[str, Any], backbone: BackboneInfo, tensors: dict
         record = {key: task[key] for key in _TASK_FIELDS} | {"class_samples": tuple(task.get("class_samples", ()))}
         record |= {"base": task.get("base", "")}
         tasks.append(TaskPrompt(name=task["name"], classes=tuple(task["classes"]), **trained, **record))
-    g_prompt = tensors.pop("g_prompt")
+    g_prompt, anchor = tensors.pop("g_prompt"), tensors.pop("anchor", None)
     if tensors:
         raise PoolError(f"{TENSORS}: tensors that {CARD} does not name: {', '.join(sorted(tensors))}")
     return PromptPool(
@@ -172,6 +177,7 @@ def _build_pool(fields: Mapping[str, Any], backbone: BackboneInfo, tensors: dict
         tasks=tuple(tasks),
         logit_scale=float(fields["head"]["scale"]),
         matching=fields["matching"],
+        anchor=anchor,
     )
 
 

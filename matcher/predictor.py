@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mqmk.matcher.classifiers import logits
 from mqmk.matcher.errors import MatchError
 from mqmk.matcher.matcher_info import AUTO, EXACT, MATCHER_INFO
 from mqmk.matcher.matchers import NO_RUNNER_UP, Match, MatchInput, MatchSettings, match_images, match_queries
 from mqmk.matcher.pool import PromptPool, cache_on_pool
+from mqmk.matcher.probabilities import class_probabilities
 from mqmk.matcher.prompted_vit import FrozenViT
 from mqmk.matcher.queries import Queries
 
@@ -21,10 +21,11 @@ class PredictSettings:
     """How the service answers unless a request says otherwise."""
 
     matcher: str = AUTO
-    """A matcher's name, or `auto`: the best matching rate on held-out data within `budget`."""
+    """A matcher's name, or `auto`: the best accuracy on held-out data within `budget`."""
     budget: float = 4.0
     """`auto` takes no matcher that costs more than this many queries an image."""
-    classifier: str = "fc"
+    classifier: str = AUTO
+    """A classifier's name, or `auto`: the best accuracy on held-out data."""
     readout: str = "task"
     match: MatchSettings = field(default_factory=MatchSettings)
 
@@ -65,14 +66,17 @@ class Predicted:
 def choose_matcher(pool: PromptPool, budget: float, shortlist: int) -> str:
     """The matcher that `auto` means for this pool.
 
-    The one with the best held-out matching rate within the budget; of equals, the cheaper one. A pool without measured
-    rates is matched exactly while the budget allows it, then by `cascade` or `mqmk-ei`.
+    The one with the best held-out accuracy within the budget; of equals, the cheaper one. A pool without measured
+    accuracies is answered by `fused` or, where it lacks the anchor, matched exactly while the budget allows it, then by
+    `cascade` or `mqmk-ei`.
     """
     measured: Mapping[str, Mapping[str, float]] = pool.matching.get("matchers", {})
     usable = {name for name, info in MATCHER_INFO.items() if info.needs != "true task"}
     affordable = {name: row for name, row in measured.items() if name in usable and row["cost"] <= budget}
     if affordable:
-        return max(affordable, key=lambda name: (affordable[name]["rate"], -affordable[name]["cost"]))
+        return max(affordable, key=lambda name: (affordable[name]["accuracy"], -affordable[name]["cost"]))
+    if pool.has_statistics and 1 + shortlist <= budget:
+        return "fused"
     if len(pool.tasks) <= budget:
         return EXACT
     return "cascade" if 1 + shortlist <= budget else "mqmk-ei"
@@ -106,7 +110,7 @@ def predict_from(queries: Queries, pool: PromptPool, matcher: str, settings: Pre
 
 
 def _classify(matcher: str, pool: PromptPool, found: Match, settings: PredictSettings) -> Predicted:
-    return Predicted(matcher, found, logits(pool, found, settings.classifier, settings.readout).softmax(dim=1))
+    return Predicted(matcher, found, class_probabilities(pool, matcher, found, settings.classifier, settings.readout))
 
 
 def name_answers(pool: PromptPool, predicted: Predicted, top_k: int = 5) -> list[Prediction]:

@@ -24,6 +24,9 @@ class Queries(Protocol):
     def enhanced(self) -> Float[Tensor, "batch dim"]:
         """Q+, with the mean of all e-prompts."""
 
+    def anchor(self) -> Float[Tensor, "batch dim"]:
+        """With the anchor prompt."""
+
     def by_task(self) -> Iterator[Float[Tensor, "batch dim"]]:
         """Q_t of every image for one task after another."""
 
@@ -53,6 +56,9 @@ class LiveQueries:
 
     def enhanced(self) -> Float[Tensor, "batch dim"]:
         return self._vit.query(self._stem, self._pool.g, self._pool.mean_e)
+
+    def anchor(self) -> Float[Tensor, "batch dim"]:
+        return self._vit.query(self._stem, self._pool.g, self._pool.anchor_prompt)
 
     def by_task(self) -> Iterator[Float[Tensor, "batch dim"]]:
         batch = len(self._images)

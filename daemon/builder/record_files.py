@@ -16,7 +16,7 @@ from mqmk.learner.evaluation.query_table import TableNames
 from mqmk.learner.evaluation.score_records import ScoreRecords
 from mqmk.matcher.durable import replace_file
 
-FORMAT: Final = "3"
+FORMAT: Final = "4"
 MAX_FILES: Final = 3
 
 
@@ -47,5 +47,5 @@ def _read_names(path: Path) -> TableNames | None:
         about = file.metadata() or {}
         if about.get("format") == FORMAT:
             names = json.loads(about["names"])
-            return TableNames(tuple(names["images"]), tuple(names["prompts"]), names["enhanced"], names["plain"])
+            return TableNames(**names | {each: tuple(names[each]) for each in ("images", "prompts", "sizes")})
     return None

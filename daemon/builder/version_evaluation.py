@@ -1,8 +1,8 @@
 """Evaluates a new version on held-out images: the card that `auto` chooses by, the document, and artifacts to read.
 
-The matcher is chosen on one half of the sample and every figure is reported on the other (`split_halves`): the best of
-several matchers looks better on the images it was chosen on. Calibration is fitted on all of them: no figure of the
-document depends on it, and its own errors are measured on images that were left out of the fit.
+Matcher, classifiers, weights and calibration are chosen on one half of the sample and every figure is reported on the
+other (`split_halves`): the best of several matchers looks better on the images it was chosen on. What the version ships
+is then fitted on all of them.
 
 A task that the version adds is judged by all its own held-out images, however few of them the sample has.
 """
@@ -11,10 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import torch
+
 from mqmk.daemon.builder.evaluation_artifacts import evaluation_files
 from mqmk.daemon.config.sections import Config
-from mqmk.learner.evaluation.calibration_fit import fit_confidence
+from mqmk.learner.evaluation.calibration_fit import fit_calibration_once, fit_confidence
 from mqmk.learner.evaluation.evaluate import split_halves
+from mqmk.learner.evaluation.sample_answers import MatchedSample
 from mqmk.learner.evaluation.sample_evaluation import (
     SampleEvaluation,
     SampleTally,
@@ -22,7 +25,7 @@ from mqmk.learner.evaluation.sample_evaluation import (
     matcher_figures,
     matching_card,
 )
-from mqmk.matcher.matcher_info import AUTO, EXACT, PLAIN_MATCHERS
+from mqmk.matcher.matcher_info import AUTO, CLASS_MATCHERS, EXACT, PLAIN_MATCHERS
 from mqmk.matcher.matchers import MatchSettings
 from mqmk.matcher.pool import PromptPool
 from mqmk.matcher.predictor import choose_matcher
@@ -39,10 +42,8 @@ class NewTask:
 
     images: int
     """Held-out ones."""
-    accuracy_given_task: float
-    """Of all of them."""
-    measure: Callable[[str], TaskShare]
-    """How the named matcher does on them."""
+    measure: Callable[[str, Mapping[str, Any]], TaskShare]
+    """How the named matcher does on them, with what was fitted on other images."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,16 +56,18 @@ class EvaluatedPool:
 
 
 def evaluate_version(
-    config: Config, evaluation: SampleEvaluation, held_out: int, new: Mapping[int, NewTask]
+    config: Config, matched: MatchedSample, held_out: int, new: Mapping[int, NewTask]
 ) -> EvaluatedPool:
-    """Choose, then report. `held_out` images are kept in all, of which the evaluation has a sample.
+    """Choose, then report. `held_out` images are kept in all, of which there is a sample.
 
     New tasks are given by their places in the pool.
     """
-    pool, sample = evaluation.pool, evaluation.sample
+    pool, sample = matched.pool, matched.sample
     if not len(sample):
         return EvaluatedPool(_with_metrics(pool, new, {}), {"held_out": 0, "images": 0, "tasks": {}}, {})
     names, halves = matchers_to_measure(config, pool), split_halves(sample)
+    fitted = matched.fit(halves.choosing, fit_calibration_once)
+    evaluation = matched.answer(fitted)
     chosen = {name: evaluation.tally(name, halves.choosing) for name in names}
     pool = pool.with_matching(matching_card(int(halves.choosing.sum()), chosen))
     matcher: str = config.serve.matcher
@@ -80,37 +83,49 @@ def evaluate_version(
         "images": used.images,
         "matching_rate": used.matching_rate,
         "accuracy": used.accuracy,
-        "tasks": _tasks(evaluation, tallies, matcher, new),
+        "calibration_error": used.calibration_error,
+        "classifier": None if matcher in CLASS_MATCHERS else fitted["answers"][matcher]["classifier"],
+        "tasks": _tasks(evaluation, tallies, matcher, new, fitted),
         "confusion": _confusion(pool, used),
         "matchers": matcher_figures({name: tallies[name] for name in names}),
     }
-    pool = pool.with_matching({**pool.matching, **_confidence(evaluation, (*names, matcher), matcher)})
+    shipped = matched.fit(torch.ones(len(sample), dtype=torch.bool))
+    pool = pool.with_matching({**pool.matching, **shipped, **_confidence(config, matched.answer(shipped), matcher)})
     pool = _with_metrics(pool, new, document["tasks"])
     detailed = [name for name in dict.fromkeys((matcher, EXACT)) if name in tallies]
     return EvaluatedPool(pool, document, evaluation_files(tallies, detailed, [task.name for task in pool.tasks]))
 
 
 def matchers_to_measure(config: Config, pool: PromptPool) -> tuple[str, ...]:
-    """Those that every task of the pool can answer: tasks may have been trained without the means of plain queries."""
-    plain = all(task.plain_means is not None for task in pool.tasks)
-    return tuple(name for name in config.evaluate.matchers if plain or name not in PLAIN_MATCHERS)
+    """Those that every task of the pool can answer: tasks may have been trained without what a matcher needs."""
+    lacking: frozenset[str] = frozenset()
+    if any(task.plain_means is None for task in pool.tasks):
+        lacking |= PLAIN_MATCHERS
+    if not pool.has_statistics:
+        lacking |= CLASS_MATCHERS
+    return tuple(name for name in config.evaluate.matchers if name not in lacking)
 
 
 def needed_matchers(config: Config, pool: PromptPool) -> tuple[str, ...]:
     """Those that must be matched to measure a version: also what serves, and what the others are compared with."""
-    # `auto` falls back to these two where it can afford none of those that are measured.
-    serving = ("cascade", "mqmk-ei") if config.serve.matcher == AUTO else (config.serve.matcher,)
+    # `auto` falls back to these where it can afford none of those that are measured.
+    fallback = ("fused",) if pool.has_statistics else ("cascade", "mqmk-ei")
+    serving = fallback if config.serve.matcher == AUTO else (config.serve.matcher,)
     return tuple(dict.fromkeys((*matchers_to_measure(config, pool), *serving, EXACT, "perfect")))
 
 
-def _confidence(evaluation: SampleEvaluation, matchers: tuple[str, ...], serving: str) -> dict[str, Any]:
-    found = {name: evaluation.matches[name] for name in matchers}
-    right = {name: evaluation.is_matched(match) for name, match in found.items()}
-    return fit_confidence(found, right, [task.name for task in evaluation.pool.tasks], serving)
+def _confidence(config: Config, evaluation: SampleEvaluation, serving: str) -> dict[str, Any]:
+    found = {name: match for name, match in evaluation.matches.items() if name != "perfect"}
+    names = [task.name for task in evaluation.pool.tasks]
+    return fit_confidence(found, names, serving, config.evaluate.false_alarm)
 
 
 def _tasks(
-    evaluation: SampleEvaluation, tallies: Mapping[str, SampleTally], matcher: str, new: Mapping[int, NewTask]
+    evaluation: SampleEvaluation,
+    tallies: Mapping[str, SampleTally],
+    matcher: str,
+    new: Mapping[int, NewTask],
+    fitted: Mapping[str, Any],
 ) -> dict[str, dict[str, Any]]:
     """Shares of a task's own images, of each task that has some; of new ones also of images outside the sample."""
     pool, used, perfect = evaluation.pool, tallies[matcher], tallies["perfect"]
@@ -120,9 +135,9 @@ def _tasks(
     for number, task in new.items():
         share = used.tasks.get(number)
         if task.images and (share is None or int((evaluation.sample.task == number).sum()) < task.images):
-            share = task.measure(matcher)
+            share = task.measure(matcher, fitted)
         if task.images and share:
-            tasks[pool.tasks[number].name] = _figures(share, task.accuracy_given_task)
+            tasks[pool.tasks[number].name] = _figures(share, task.measure("perfect", fitted).accuracy)
     return tasks
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from mqmk.daemon.builder.held_out_files import HeldOutFiles, pixel_reader
 from mqmk.daemon.builder.record_files import load_nearest_records, save_records
@@ -9,7 +10,8 @@ from mqmk.daemon.builder.version_evaluation import EvaluatedPool, NewTask, evalu
 from mqmk.daemon.config.sections import Config
 from mqmk.daemon.state_dir import StateDir
 from mqmk.learner.evaluation.sample import Sample, TaskImages, choose_sample
-from mqmk.learner.evaluation.sample_evaluation import SampleEvaluation, TaskShare
+from mqmk.learner.evaluation.sample_answers import MatchedSample
+from mqmk.learner.evaluation.sample_evaluation import TaskShare
 from mqmk.learner.evaluation.sample_matches import ALL_TASKS, NO_ROWS, RowBudget, SampleMatches, match_sample
 from mqmk.learner.evaluation.score_records import ScoreRecords, name_records
 from mqmk.matcher.pool import PromptPool
@@ -31,7 +33,9 @@ class VersionEvaluator:
         self._vit, self._config, self._files, self._pool = vit, config, files, pool
         self._paths = [files.held_out(task.manifest_sha256) for task in pool.tasks]
         self._images = held_out.list_images(self._paths)
-        self._budget = RowBudget.of(config.evaluate.max_images)
+        # A quarter, if the pool can be served without Q+ and exact matching: both cost more in every version.
+        most = config.evaluate.max_images
+        self._budget = RowBudget.of(max(1, most // 4) if pool.has_statistics else most)
         self._sample = choose_sample(self._images, config.evaluate.max_images)
         if known is None:
             known = load_nearest_records(files.evaluations, name_records(pool, self._sample.ids))
@@ -39,26 +43,22 @@ class VersionEvaluator:
 
     def evaluate(self, added: int) -> EvaluatedPool:
         """Measure every matcher on the sample, and on their own images the last tasks of the pool, which are new."""
-        evaluation = SampleEvaluation(self._pool, self._sample, self._matches)
+        matched = MatchedSample(self._pool, self._sample, self.records, self._matches)
         held_out = sum(len(images.ids) for images in self._images)
         tasks = len(self._pool.tasks)
         new = {number: self._new_task(number) for number in range(tasks - added, tasks)}
-        return evaluate_version(self._config, evaluation, held_out, new)
+        return evaluate_version(self._config, matched, held_out, new)
 
     def _new_task(self, number: int) -> NewTask:
-        everything, measure = self._sample_of_task(number, None), partial(self._measure_task, number)
-        if not len(everything):
-            return NewTask(0, 0.0, measure)
-        _, matches = self._match(everything, ("perfect",), self.records)
-        perfect = SampleEvaluation(self._pool, everything, matches).is_correct(matches["perfect"])
-        return NewTask(len(everything), int(perfect.sum()) / len(perfect), measure)
+        return NewTask(len(self._images[number].ids), partial(self._measure_task, number))
 
-    def _measure_task(self, number: int, matcher: str) -> TaskShare:
-        """On as many of its images as one build may add."""
-        sample = self._sample_of_task(number, max(1, self._config.evaluate.max_images // 2))
+    def _measure_task(self, number: int, matcher: str, fitted: Mapping[str, Any]) -> TaskShare:
+        """On as many of its images as one build may add; with the task given, on all of them."""
+        most = None if matcher == "perfect" else max(1, self._config.evaluate.max_images // 2)
+        sample = self._sample_of_task(number, most)
         budget = self._budget if matcher in ALL_TASKS else NO_ROWS
-        _, matches = self._match(sample, (matcher,), self.records, budget)
-        return SampleEvaluation(self._pool, sample, matches).by_task(matcher)[number]
+        records, matches = self._match(sample, (matcher,), self.records, budget)
+        return MatchedSample(self._pool, sample, records, matches).answer(fitted).by_task(matcher)[number]
 
     def _sample_of_task(self, number: int, max_images: int | None) -> Sample:
         own = [images if place == number else TaskImages.empty() for place, images in enumerate(self._images)]

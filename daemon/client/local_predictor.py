@@ -75,8 +75,9 @@ class LocalPredictor:
 
     def _answer(self, prediction: Prediction) -> dict[str, object]:
         """As POST /predict answers, without the id: there is no feedback on it."""
-        threshold = read_confidence(self.pool.matching, prediction.matcher).threshold
-        answer = answer_json(make_answer("", prediction, self.version, threshold))
+        confidence = read_confidence(self.pool.matching, prediction.matcher)
+        unknown = confidence.is_unknown(prediction.probability, prediction.score)
+        answer = answer_json(make_answer("", prediction, self.version, unknown))
         del answer["id"]
         return answer
 

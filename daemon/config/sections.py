@@ -105,6 +105,8 @@ class Evaluate:
     """Maximum number of held-out images, of all tasks together, to evaluate a version on; about 4 queries each."""
     matchers: tuple[MatcherName, ...] = SERVABLE_MATCHERS
     """Matchers to evaluate for every version."""
+    false_alarm: Annotated[float, Range(0, 1)] = 0.01
+    """Share of known images that may be called unknown."""
 
 
 @dataclass(frozen=True)

@@ -59,11 +59,10 @@ def make_answer(
     answer_id: str,
     prediction: Prediction,
     pool_version: int,
-    threshold: float | None,
+    unknown: bool | None,
     scores: Sequence[tuple[str, float]] | None = None,
 ) -> AnswerBody:
-    """The answer that a prediction gives; scores below `threshold` are of unknown images, None knows none."""
-    unknown = None if threshold is None else prediction.score < threshold
+    """The answer that a prediction gives; `unknown` is None if the pool was not calibrated for it."""
     every = None if scores is None else tuple(TaskScore(task, score) for task, score in scores)
     return AnswerBody(
         id=answer_id,

@@ -231,9 +231,10 @@ class Service:
         recent = RecentAnswer(loaded.version, prediction.task, prediction.label, classes[found.task], classes)
         self.answers.remember(own_id, recent)
         self.num_answers += 1
-        threshold = loaded.confidence(prediction.matcher).threshold
+        confidence = loaded.confidence(prediction.matcher)
+        unknown = confidence.is_unknown(prediction.probability, prediction.score)
         scores = _rank(loaded.pool, found.scores) if options.with_scores else None
-        return make_answer(own_id, prediction, loaded.version, threshold, scores)
+        return make_answer(own_id, prediction, loaded.version, unknown, scores)
 
     def _prepare(self, load: ImageLoader) -> Float[Tensor, "3 height width"]:
         try:

@@ -61,7 +61,9 @@ class Run:
         last = self.tallies[-1][matcher]
         history = [row[matcher].task_accuracy_task for row in self.tallies]
         return {
+            "accuracy": last.accuracy,
             "matching_rate": last.matching_rate,
+            "calibration_error": last.calibration_error,
             "accuracy_all": metrics.mean_of_measured(last.task_accuracy_all),
             "accuracy_task": metrics.average_accuracy(history),
             "accuracy_pooled": last.accuracy_task,
@@ -99,7 +101,7 @@ def run_stream(
             on_step(Step(seed, at, settings.stream.tasks, progress, found))
 
         begun = time.monotonic()
-        pool = train_task(task, vit, pool, train, on_epoch=draw, regression="ridge" in settings.matchers).added_to(pool)
+        pool = train_task(task, vit, pool, train, on_epoch=draw).added_to(pool)
         trained = time.monotonic()
         held_out = held_out.with_task(number, task.held_out)
         table = extend(table, vit, pool, held_out, seed)

@@ -131,7 +131,7 @@ def describe_machine() -> Machine:
 
 
 def _measure(vit: FrozenViT, tasks: int, settings: SpeedSettings) -> Iterator[Row]:
-    pool = random_pool(vit, tasks, settings.e_length, regression=True)
+    pool = random_pool(vit, tasks, settings.e_length)
     size = vit.info.image_size
     images = torch.randn(settings.images, 3, size, size, device=vit.device)
     true_task = torch.arange(settings.images) % tasks

@@ -78,14 +78,16 @@ class _Setup:
 
 
 def _set_up(vit: FrozenViT, batch: int, frozen_g: bool) -> _Setup:
-    settings = TrainSettings(keys="learned", batch=batch)
+    settings = TrainSettings(keys="learned", batch=batch, anchor_steps=0)
     size = vit.info.image_size
     images = InMemory(torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8), torch.arange(batch) % 10)
     task = Task("bench", tuple(str(i) for i in range(10)), images, images)
     pool = random_pool(vit, 1, settings.e_length) if frozen_g else empty_pool(vit, settings)
     state = TrainState(task, vit, pool, settings)
     pixels = torch.randn(batch, 3, size, size, device=vit.device)
-    return _Setup(state, torch.optim.Adam(state.trained), pool.logit_scale, pixels, images.labels.to(vit.device))
+    return _Setup(
+        state, torch.optim.Adam(state.trained_tensors()), pool.logit_scale, pixels, images.labels.to(vit.device)
+    )
 
 
 def _one_pass(vit: FrozenViT, batch: int, frozen_g: bool, patches: float = 1.0) -> Callable[[], None]:

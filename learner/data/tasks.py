@@ -42,6 +42,10 @@ class Batch:
 class ImageSet(Protocol):
     """One side of a task."""
 
+    @property
+    def class_counts(self) -> tuple[int, ...]:
+        """How many images of each class there are; classes at the end may be left out if they have none."""
+
     def __len__(self) -> int:
         """How many images there are."""
 
@@ -61,6 +65,10 @@ class InMemory:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def class_counts(self) -> tuple[int, ...]:
+        return tuple(torch.bincount(self.labels).tolist())
 
     def batches(self, size: int, seed: int | None, balanced: bool = False) -> Iterator[Batch]:
         generator = None if seed is None else torch.Generator().manual_seed(seed)

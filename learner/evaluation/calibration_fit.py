@@ -17,7 +17,6 @@ from torch import Tensor
 from mqmk.learner.evaluation.sample_matches import SampleMatch
 from mqmk.matcher.calibration import SCORE_REACH, Calibration, Reference
 from mqmk.matcher.errors import MatchError
-from mqmk.matcher.matchers import Match
 
 FALSE_ALARM: Final = 0.01
 """Share of known images that may be called unknown."""
@@ -30,19 +29,16 @@ _RIDGE: Final = 1e-3  # keeps slopes finite where right and wrong matches are se
 
 
 def fit_confidence(
-    found: Mapping[str, Match | SampleMatch],
-    right: Mapping[str, Bool[Tensor, " images"]],
-    names: Sequence[str],
-    serving: str,
-    false_alarm: float = FALSE_ALARM,
+    found: Mapping[str, SampleMatch], names: Sequence[str], serving: str, false_alarm: float = FALSE_ALARM
 ) -> dict[str, Any]:
-    """What goes into a pool's `matching`, from each matcher's matches of held-out images and whether they are right."""
+    """What goes into a pool's `matching` besides answers and calibration, from each matcher's answers."""
     return {
-        "calibration": {
-            name: asdict(fit_calibration(each.score, each.margin, right[name])) for name, each in found.items()
-        },
         "unknown": {
-            name: {"threshold": unknown_threshold(each.score, false_alarm), "false_alarm": false_alarm}
+            name: {
+                "threshold": unknown_threshold(each.probability, false_alarm),
+                "false_alarm": false_alarm,
+                "of": "probability",
+            }
             for name, each in found.items()
         },
         "reference": {"matcher": serving, "tasks": _build_references(found[serving], names)},
@@ -57,10 +53,10 @@ def fit_calibration(
         raise MatchError("expected held-out images to calibrate on, got none")
     errors, gaps = [], []
     for here, other in _random_halves(len(score)):
-        estimates = _estimate(_fit_once(score[here], margin[here], right[here]), score[other], margin[other])
+        estimates = _estimate(fit_calibration_once(score[here], margin[here], right[here]), score[other], margin[other])
         errors.append(calibration_error(estimates, right[other]))
         gaps.append(abs(estimates.mean().item() - right[other].double().mean().item()))
-    return replace(_fit_once(score, margin, right), error=fmean(errors), rate_error=fmean(gaps))
+    return replace(fit_calibration_once(score, margin, right), error=fmean(errors), rate_error=fmean(gaps))
 
 
 def _random_halves(images: int) -> Iterator[tuple[Int[Tensor, " half"], Int[Tensor, " rest"]]]:
@@ -88,9 +84,10 @@ def calibration_error(
     return sum(gaps) / len(order)
 
 
-def _fit_once(
+def fit_calibration_once(
     score: Float[Tensor, " images"], margin: Float[Tensor, " images"], right: Bool[Tensor, " images"]
 ) -> Calibration:
+    """A calibration without its error."""
     score, margin = score.double().cpu(), margin.double().cpu()
     finite = margin[margin.isfinite()].clamp(min=0)
     most = finite.max().item() if len(finite) else 0.0
@@ -139,9 +136,9 @@ def _solve_newton(rows: Float[Tensor, "images kinds"], targets: Float[Tensor, " 
     return weights
 
 
-def unknown_threshold(score: Float[Tensor, " images"], false_alarm: float = FALSE_ALARM) -> float:
+def unknown_threshold(probability: Float[Tensor, " images"], false_alarm: float = FALSE_ALARM) -> float:
     """The highest threshold that calls at most this share of known images unknown."""
-    ordered = score.double().sort().values
+    ordered = probability.double().sort().values
     return ordered[min(int(false_alarm * len(ordered)), len(ordered) - 1)].item()
 
 
@@ -155,7 +152,7 @@ def build_reference(values: Sequence[float]) -> Reference:
     return Reference(empty.edges, tuple(counts[number] for number in range(len(empty.edges) + 1)))
 
 
-def _build_references(found: Match | SampleMatch, names: Sequence[str]) -> dict[str, Any]:
+def _build_references(found: SampleMatch, names: Sequence[str]) -> dict[str, Any]:
     """By matched task: the true one is unknown in traffic."""
     references: dict[str, Any] = {}
     for number, name in enumerate(names):

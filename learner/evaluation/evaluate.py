@@ -3,23 +3,32 @@
 Every query comes from a table (query_table.py) in which it was computed once, in shuffled batches of mixed tasks. Every
 matcher's result then follows from the table by the same scoring that serves requests, and evaluating after each of M
 tasks costs M passes an image, not M squared.
+
+Whatever a version fits on held-out images (weights, classifier, calibration) is fitted here on one half of them and
+used on the other, both ways round: no image is answered by anything that its own label decided.
 """
 
-from collections import defaultdict
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mqmk.learner.evaluation.answer_fit import fit_answering
+from mqmk.learner.evaluation.calibration_fit import calibration_error, fit_calibration
+from mqmk.learner.evaluation.fusion_fit import FusionSample, fit_fusion
 from mqmk.learner.evaluation.query_table import HeldOut, QueryTable, TableQueries
 from mqmk.learner.evaluation.sample import Sample
 from mqmk.matcher.classifiers import READOUTS, logits
-from mqmk.matcher.matcher_info import EXACT
+from mqmk.matcher.fusion import ClassEvidence, Pairs
+from mqmk.matcher.matcher_info import CLASS_MATCHERS, EXACT
 from mqmk.matcher.matchers import Match, MatchInput, MatchSettings, match_queries
 from mqmk.matcher.pool import PromptPool
+from mqmk.matcher.probabilities import class_probabilities
+from mqmk.matcher.regression import fit_regression
 
 MIN_PER_CLASS: Final = 5
 """Images of a class in each half. With fewer, the noise of a half outweighs the bias of choosing and reporting on the
@@ -66,6 +75,10 @@ class Tally:
     images: int
     matching_rate: float
     """Share of images matched to a task that knows their class."""
+    accuracy: float
+    """Share of images that get their own label among all classes, as a service would answer."""
+    calibration_error: float
+    """Expected calibration error of the probability of that answer."""
     accuracy_all: float
     accuracy_task: float
     recall_at_3: float
@@ -94,9 +107,67 @@ class Evaluation:
         """The matches of the named matcher."""
         settings = settings or MatchSettings()
         if (matcher, settings) not in self._matches:
-            inputs = MatchInput(TableQueries(self.table), self.pool, settings, self.held_out.task)
-            self._matches[matcher, settings] = match_queries(matcher, inputs)
+            pools = self._fused_pools if matcher in CLASS_MATCHERS else (self.pool, self.pool)
+            found = [
+                match_queries(matcher, MatchInput(TableQueries(self.table), pool, settings, self.held_out.task))
+                for pool in dict.fromkeys(pools)
+            ]
+            self._matches[matcher, settings] = found[0] if len(found) == 1 else merge_matches(self._in_first, *found)
         return self._matches[matcher, settings]
+
+    @cached_property
+    def _in_first(self) -> Bool[Tensor, " images"]:
+        """Every second image of each class, in the order of their hashes."""
+        order = sorted(range(len(self.held_out.ids)), key=lambda place: self.held_out.ids[place])
+        seen: Counter[tuple[int, int]] = Counter()
+        first = torch.zeros(len(order), dtype=torch.bool)
+        for place in order:
+            of_class = int(self.held_out.task[place]), int(self.held_out.label[place])
+            first[place] = seen[of_class] % 2 == 0
+            seen[of_class] += 1
+        return first
+
+    @cached_property
+    def _fused_pools(self) -> tuple[PromptPool, PromptPool]:
+        """The pool with the weights for the first half of the images, which the second one gave, and the reverse."""
+        sample = FusionSample(*self._weigh_all(), self._is_true)
+        weights = [fit_fusion(sample.among(half)) for half in (~self._in_first, self._in_first)]
+        return tuple(self.pool.with_matching({**self.pool.matching, "fusion": asdict(each)}) for each in weights)  # type: ignore[return-value]
+
+    def _weigh_all(self) -> tuple[Tensor, ClassEvidence]:
+        """What the regression says, and exact queries of the shortlist that it draws up."""
+        values = fit_regression(self.pool).values(self.table.anchor)
+        pairs = Pairs.of_shortlist(self.pool, values, MatchSettings().shortlist)
+        evidence = ClassEvidence.empty(values)
+        evidence.add(self.pool, pairs, self.table.task_queries[pairs.image, pairs.task])
+        return values, evidence
+
+    @cached_property
+    def _is_true(self) -> Bool[Tensor, "images rows"]:
+        """The head rows of each image's label; several tasks may know it."""
+        return self._label_of_row[self.true_row][:, None] == self._label_of_row[None]
+
+    def answer(self, matcher: str) -> tuple[Bool[Tensor, " images"], Float[Tensor, " images"]]:
+        """Which images a service would answer rightly, and the probability of each answer."""
+        found = self.match(matcher)
+        right, probability = torch.zeros(len(found.task), dtype=torch.bool), torch.zeros(len(found.task))
+        for here in (self._in_first, ~self._in_first):
+            if not here.any():
+                continue
+            pool = self.pool if matcher in CLASS_MATCHERS else self._calibrated_pool(matcher, found, ~here)
+            best = class_probabilities(pool, matcher, take_images(found, here)).max(dim=1)
+            right[here], probability[here] = self._is_true[here].gather(1, best.indices[:, None])[:, 0], best.values
+        return right, probability
+
+    def _calibrated_pool(self, matcher: str, found: Match, among: Bool[Tensor, " images"]) -> PromptPool:
+        """The pool with what some images say about the answers of a matcher."""
+        if not among.any():
+            return self.pool
+        some, matched = take_images(found, among), self.is_matched(found)[among]
+        calibration = fit_calibration(some.score, some.margin, matched)
+        answering = fit_answering(self.pool, some, matched, self._is_true[among])
+        fitted = {"calibration": {matcher: asdict(calibration)}, "answers": {matcher: asdict(answering)}}
+        return self.pool.with_matching({**self.pool.matching, **fitted})
 
     @cached_property
     def _matches(self) -> dict[tuple[str, MatchSettings], Match]:
@@ -115,9 +186,12 @@ class Evaluation:
         matched = self.is_matched(found)
         correct = {way: self.is_correct(found, classifier, way) for way in READOUTS}
         exact = self.match(EXACT, settings).task
+        answered, probability = self.answer(matcher) if settings is None else (correct["task"], None)
         return Tally(
             images=int(among.sum()),
             matching_rate=_share(matched[among]),
+            accuracy=_share(answered[among]),
+            calibration_error=0.0 if probability is None else calibration_error(probability[among], answered[among]),
             accuracy_all=_share(correct["all"][among]),
             accuracy_task=_share(correct["task"][among]),
             recall_at_3=_share(self._is_in_top(found, 3)[among]),
@@ -178,6 +252,23 @@ class Evaluation:
         tasks = len(self.pool.tasks)
         pairs = torch.bincount((self.held_out.task * tasks + matched)[among], minlength=tasks * tasks)
         return tuple(tuple(row) for row in pairs.reshape(tasks, tasks).tolist())
+
+
+def take_images(found: Match, images: Bool[Tensor, " images"]) -> Match:
+    """The matches of some images."""
+    values: dict[str, Any] = {name: getattr(found, name) for name in Match.__dataclass_fields__}
+    taken: dict[str, Any] = {name: None if value is None else value[images] for name, value in values.items()}
+    return Match(**taken)
+
+
+def merge_matches(in_first: Bool[Tensor, " images"], first: Match, second: Match) -> Match:
+    """The first match of some images, the second of the others."""
+    merged: dict[str, Any] = {}
+    for name in Match.__dataclass_fields__:
+        one, other = getattr(first, name), getattr(second, name)
+        choose = in_first.reshape(-1, *[1] * (one.ndim - 1)) if one is not None else None
+        merged[name] = None if choose is None else torch.where(choose, one, other)
+    return Match(**merged)
 
 
 def _share(good: Bool[Tensor, " images"]) -> float:

@@ -60,12 +60,15 @@ class TableNames:
     """The mean of all e-prompts, likewise."""
     plain: str
     """The backbone."""
+    anchor: str = ""
+    """The anchor prompt with the g-prompt and the backbone; empty where there is none."""
+    sizes: tuple[int, ...] = ()
+    """How many classes each task has; for tables with a column for each class."""
 
     def shared_with(self, other: "TableNames") -> int:
         """How many queries both tables have."""
-        columns = (
-            len({*self.prompts} & {*other.prompts}) + (self.enhanced == other.enhanced) + (self.plain == other.plain)
-        )
+        single = sum(getattr(self, name) == getattr(other, name) for name in ("enhanced", "plain", "anchor"))
+        columns = len({*self.prompts} & {*other.prompts}) + single
         return len({*self.images} & {*other.images}) * columns
 
 
@@ -79,12 +82,14 @@ class QueryTable:
     enhanced: Float[Tensor, "images dim"]
     """Q+, with the mean of all e-prompts of this pool."""
     plain: Float[Tensor, "images dim"]
+    anchor: Float[Tensor, "images dim"]
+    """Zeros for a pool without an anchor prompt."""
 
     @classmethod
     def empty(cls, dim: int) -> "QueryTable":
         """Before the first task."""
         none = torch.zeros(0, dim)
-        return cls(TableNames((), (), "", ""), torch.zeros(0, 0, dim), none, none)
+        return cls(TableNames((), (), "", ""), torch.zeros(0, 0, dim), none, none, none)
 
 
 def table_names(pool: PromptPool, held_out: HeldOut) -> TableNames:
@@ -93,7 +98,8 @@ def table_names(pool: PromptPool, held_out: HeldOut) -> TableNames:
     layers = repr((backbone, pool.g_layers, pool.e_layers))
     prompts = tuple(content_digest(layers, pool.g_prompt, task.e_prompt) for task in pool.tasks)
     enhanced = content_digest(layers, pool.g_prompt, *pool.mean_e.rows) if pool.tasks else ""
-    return TableNames(held_out.ids, prompts, enhanced, content_digest(backbone))
+    anchor = "" if pool.anchor is None else content_digest(layers, pool.g_prompt, pool.anchor)
+    return TableNames(held_out.ids, prompts, enhanced, content_digest(backbone), anchor)
 
 
 @torch.inference_mode()
@@ -101,9 +107,9 @@ def extend(table: QueryTable, vit: FrozenViT, pool: PromptPool, held_out: HeldOu
     """The table of this pool and these images; only what the given table lacks is computed."""
     names, known = table_names(pool, held_out), table.names
     images, tasks = len(names.images), len(names.prompts)
-    by_task, enhanced, plain = (torch.zeros(images, *shape, vit.dim) for shape in ((tasks,), (), ()))
+    by_task, enhanced, plain, anchor = (torch.zeros(images, *shape, vit.dim) for shape in ((tasks,), (), (), ()))
     if not images:
-        return QueryTable(names, by_task, enhanced, plain)
+        return QueryTable(names, by_task, enhanced, plain, anchor)
     row = find_places(known.images, names.images)
     columns = []
     for task, place in enumerate(find_places(known.prompts, names.prompts).tolist()):
@@ -111,6 +117,9 @@ def extend(table: QueryTable, vit: FrozenViT, pool: PromptPool, held_out: HeldOu
         columns.append((by_task[:, task], pool.e(task), lacking))
     lacking = _copy_known(enhanced, row, table.enhanced if known.enhanced == names.enhanced else None)
     columns.append((enhanced, pool.mean_e, lacking))
+    if pool.anchor is not None:
+        lacking = _copy_known(anchor, row, table.anchor if known.anchor == names.anchor else None)
+        columns.append((anchor, pool.anchor_prompt, lacking))
     no_plain = _copy_known(plain, row, table.plain if known.plain == names.plain else None)
     missing = torch.stack([*(lacking for _, _, lacking in columns), no_plain]).any(dim=0)
     order = torch.randperm(images, generator=torch.Generator().manual_seed(seed))
@@ -124,7 +133,7 @@ def extend(table: QueryTable, vit: FrozenViT, pool: PromptPool, held_out: HeldOu
                 queries[part[here]] = vit.query(rows, pool.g, prompt).cpu()
         if (here := no_plain[part]).any():
             plain[part[here]] = vit.plain(batch[here.to(vit.device)]).cpu()
-    return QueryTable(names, by_task, enhanced, plain)
+    return QueryTable(names, by_task, enhanced, plain, anchor)
 
 
 def _copy_known(
@@ -163,6 +172,9 @@ class TableQueries:
 
     def enhanced(self) -> Float[Tensor, "images dim"]:
         return self.table.enhanced
+
+    def anchor(self) -> Float[Tensor, "images dim"]:
+        return self.table.anchor
 
     def by_task(self) -> Iterator[Float[Tensor, "images dim"]]:
         yield from self.table.task_queries.unbind(dim=1)

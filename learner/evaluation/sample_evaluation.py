@@ -1,7 +1,7 @@
 """How well each matcher of a service does on a sample of held-out images.
 
-The classes that compete are those of the matched task, as in the service. Exact matchers may have been measured on
-fewer images than the others (`sample_matches.py`).
+Answers are those of a service (`sample_answers.py`). Exact matchers may have been measured on fewer images than the
+others (`sample_matches.py`).
 """
 
 from collections import Counter
@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from mqmk.learner.evaluation.calibration_fit import calibration_error
 from mqmk.learner.evaluation.sample import Sample
 from mqmk.learner.evaluation.sample_matches import SampleMatch
 from mqmk.matcher.matcher_info import EXACT
@@ -39,6 +40,8 @@ class SampleTally:
     matching_rate: float
     """Share of images matched to a task that knows their class."""
     accuracy: float
+    calibration_error: float
+    """Expected calibration error of the answers' probabilities."""
     recall_at_3: float
     """Share of images for which a task that knows their class has one of the three best scores."""
     agreement: float
@@ -69,6 +72,7 @@ class SampleEvaluation:
             is_estimate=len(found.image) < len(self.sample),
             matching_rate=_share(self.is_matched(found)[inside]),
             accuracy=_share(self.is_correct(found)[inside]),
+            calibration_error=calibration_error(found.probability[inside], self.is_correct(found)[inside]),
             recall_at_3=_share(self._knows(found.image, found.best)[inside].any(dim=1)),
             agreement=self._agreement(found, among),
             num_queries=found.num_queries[inside].float().mean().item(),
@@ -149,6 +153,7 @@ def matcher_figures(tallies: Mapping[str, SampleTally]) -> dict[str, dict[str, A
             "agreement": row.agreement,
             "cost": row.num_queries,
             "accuracy": row.accuracy,
+            "calibration_error": row.calibration_error,
             "images": row.images,
             "sampled": row.is_estimate,
         }

@@ -26,10 +26,10 @@ class Slice:
     whole: ImageSet
     chosen: frozenset[bytes]
     inside: bool
-    images: int
+    class_counts: tuple[int, ...]
 
     def __len__(self) -> int:
-        return self.images
+        return sum(self.class_counts)
 
     def batches(self, size: int, seed: int | None, balanced: bool = False) -> Iterator[Batch]:
         """Those of the whole side without the images that belong to the other slice, so some are smaller."""
@@ -47,10 +47,17 @@ def split_off(training: ImageSet) -> tuple[ImageSet, ImageSet | None]:
         for label, digest in zip(batch.labels.tolist(), _hash_images(batch), strict=True)
     )
     chosen = frozenset(digest for label in {label for label, _ in counts} for digest in _choose_tenth(counts, label))
-    images = sum(number for (_, digest), number in counts.items() if digest in chosen)
-    if images < MIN_IMAGES:
+    inside, outside = (_count_classes(counts, chosen, side) for side in (True, False))
+    if sum(inside) < MIN_IMAGES:
         return training, None
-    return Slice(training, chosen, False, len(training) - images), Slice(training, chosen, True, images)
+    return Slice(training, chosen, False, outside), Slice(training, chosen, True, inside)
+
+
+def _count_classes(counts: Counter[tuple[int, bytes]], chosen: frozenset[bytes], inside: bool) -> tuple[int, ...]:
+    by_label: Counter[int] = Counter()
+    for (label, digest), number in counts.items():
+        by_label[label] += number if (digest in chosen) == inside else 0
+    return tuple(by_label[label] for label in range(max(by_label) + 1))
 
 
 def _choose_tenth(counts: Counter[tuple[int, bytes]], label: int) -> list[bytes]:

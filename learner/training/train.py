@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
+from typing import Final
 
 import torch
 from jaxtyping import Float, Int
@@ -20,15 +21,19 @@ from torch.nn import functional as F
 from mqmk.learner.data.tasks import Batch, ImageSet, Task
 from mqmk.learner.settings import TrainSettings, check_settings, check_training, default_e_layers
 from mqmk.learner.training.augment import augment
-from mqmk.learner.training.class_statistics import ClassMeans, PlainStatisticsAccumulator
+from mqmk.learner.training.class_statistics import AnchorStatisticsAccumulator, ClassMeans
 from mqmk.learner.training.patches import drop_patches
 from mqmk.learner.training.process_group import SINGLE_PROCESS, ProcessGroup
 from mqmk.learner.training.stopping_slice import split_off
-from mqmk.learner.training.train_state import TrainState
+from mqmk.learner.training.train_state import GOALS, Goal, TrainState
 from mqmk.matcher.images import normalise
 from mqmk.matcher.keys import merge_keys
 from mqmk.matcher.pool import PromptPool, TaskPrompt
-from mqmk.matcher.prompted_vit import FrozenViT, Stem
+from mqmk.matcher.prompted_vit import FrozenViT, Prompt, Stem
+
+TOKENS_IN_MEMORY: Final = {"cpu": 4096, "cuda": 65536}
+MOST_REPORTS: Final = 20
+"""Of a goal: a small task has hundreds of epochs, and each report is an event in a ledger."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class Progress:
 
     task: str
     epoch: int
+    """Of all goals: those of the anchor prompt come first."""
     epochs: int
     loss: float
     images_per_second: float
@@ -51,10 +57,11 @@ class Trained:
 
     prompt: TaskPrompt
     g_prompt: Float[Tensor, "layers 2 length dim"]
+    anchor: Float[Tensor, "layers 2 rows dim"] | None
 
     def added_to(self, pool: PromptPool) -> PromptPool:
         """The pool with this task."""
-        return replace(pool, g_prompt=self.g_prompt).with_task(self.prompt)
+        return replace(pool, g_prompt=self.g_prompt, anchor=self.anchor).with_task(self.prompt)
 
 
 def train_task(
@@ -67,72 +74,95 @@ def train_task(
     on_checkpoint: Callable[[bytes], None] | None = None,
     on_epoch: Callable[[Progress], None] = lambda _: None,
     group: ProcessGroup = SINGLE_PROCESS,
-    regression: bool = False,
 ) -> Trained:
     """Learn one task. Reads no data of any other task and changes nothing that other tasks compute.
 
-    After every epoch `on_checkpoint` gets the whole state, then `on_epoch` the progress. A killed run continues from
+    Every few epochs `on_checkpoint` gets the whole state, then `on_epoch` the progress. A killed run continues from
     its last checkpoint, given as `resume`, and ends with the same tensors; a checkpoint of another run is ignored.
-    With `regression`, the task also keeps what the matcher `ridge` needs: 4 MB, many times the rest of it.
     """
     check_training(settings, vit.depth, len(task.classes), len(task.training))
     pool = pool.to(vit.device)
     state = TrainState(task, vit, pool, settings)
-    optimiser = torch.optim.Adam(state.trained, lr=settings.learning_rate)
     if resume:
-        state.load_checkpoint(resume, optimiser)
+        state.load_checkpoint(resume)
     training, stopping = (task.training, None) if settings.patience is None else split_off(task.training)
     steps = math.ceil(len(task.training) / settings.batch)
+    goals: tuple[Goal, ...] = ("task",) if state.anchor_head is None else GOALS
+    plan = {goal: count_epochs(settings, goal, steps) for goal in goals}
+    parts = max(settings.accumulate, math.ceil(settings.batch * vit.tokens / tokens_in_memory(vit.device)))
 
-    while not _is_done(state, settings):
-        start, total_loss = time.monotonic(), torch.zeros((), dtype=torch.float64, device=vit.device)
-        seed = settings.seed * 100_003 + state.epoch  # of the epoch alone: a resumed run draws the same numbers
-        generator = torch.Generator().manual_seed(seed + 7_919 * group.rank)  # torch reads 32 bits of a seed
+    for goal in state.goals:
+        state.begin(goal)
+        optimiser = torch.optim.Adam(state.trained_tensors(), lr=settings.learning_rate)
+        state.restore_optimiser(optimiser)
+        start, images_seen, total_loss = time.monotonic(), 0, torch.zeros((), dtype=torch.float64, device=vit.device)
 
-        for step, batch in enumerate(training.batches(settings.batch, seed, settings.balanced)):
-            for param_group in optimiser.param_groups:
-                param_group["lr"] = cosine_lr(settings.learning_rate, (state.epoch + step / steps) / settings.epochs)
-            optimiser.zero_grad()
-            for part in group.my_parts(batch.split(settings.accumulate * group.size)):  # gradient accumulation
-                images = augment(_prepare(part, vit), settings.augmentation, generator)
-                labels = part.labels.to(vit.device)
-                query = compute_query(vit, state, drop_patches(vit, vit.embed(images), settings.patches, generator))
-                keys = state.keys[state.key_of_class[labels]] if settings.keys == "learned" else None
-                loss = task_loss(query, labels, state.head, pool.logit_scale, keys)
-                (loss * len(part) / len(batch)).backward()
-                total_loss += loss.detach() * len(part)
-            group.all_reduce_grads(state.trained)
-            torch.nn.utils.clip_grad_norm_(state.trained, settings.clip)
-            optimiser.step()
+        while not _is_done(state, settings, plan[goal]):
+            seed = settings.seed * 100_003 + state.epoch  # of the epoch alone: a resumed run draws the same numbers
+            generator = torch.Generator().manual_seed(seed + 7_919 * group.rank)  # torch reads 32 bits of a seed
+            for step, batch in enumerate(training.batches(settings.batch, seed, settings.balanced)):
+                for param_group in optimiser.param_groups:
+                    param_group["lr"] = cosine_lr(settings.learning_rate, (state.epoch + step / steps) / plan[goal])
+                optimiser.zero_grad()
+                for part in group.my_parts(batch.split(parts * group.size)):  # gradient accumulation
+                    images = augment(_prepare(part, vit), settings.augmentation, generator)
+                    labels = part.labels.to(vit.device)
+                    query = compute_query(vit, state, drop_patches(vit, vit.embed(images), settings.patches, generator))
+                    learns_keys = settings.keys == "learned" and goal == "task"
+                    keys = state.keys[state.key_of_class[labels]] if learns_keys else None
+                    loss = task_loss(query, labels, state.goal_head, pool.logit_scale, keys)
+                    (loss * len(part) / len(batch)).backward()
+                    total_loss += loss.detach() * len(part)
+                group.all_reduce_grads(state.trained_tensors())
+                torch.nn.utils.clip_grad_norm_(state.trained_tensors(), settings.clip)
+                optimiser.step()
+            state.epoch += 1
+            images_seen += len(training)
 
-        state.epoch += 1
-        # early stopping, by images that are neither trained on nor held out
-        accuracy = None if stopping is None else measure_accuracy(vit, state, stopping, settings.batch, group)
-        is_best = accuracy is None or accuracy > state.best_accuracy
-        state.epochs_without_gain = 0 if is_best else state.epochs_without_gain + 1
-        if is_best:
-            state.best, state.best_accuracy = state.copy_tensors(), -1.0 if accuracy is None else accuracy
-        done, held_out_accuracy = _is_done(state, settings), None
-        if done:
-            state.load_tensors(state.best)
-            if len(task.held_out):
+            # early stopping, by images that are neither trained on nor held out
+            stops = stopping is not None and goal == "task"
+            accuracy = measure_accuracy(vit, state, stopping, settings.batch, group) if stops and stopping else None
+            is_best = accuracy is None or accuracy > state.best_accuracy
+            state.epochs_without_gain = 0 if is_best else state.epochs_without_gain + 1
+            if is_best:
+                state.best, state.best_accuracy = state.copy_tensors(), -1.0 if accuracy is None else accuracy
+            done, held_out_accuracy = _is_done(state, settings, plan[goal]), None
+            if done:
+                state.load_tensors(state.best)
+            if not done and state.epoch % math.ceil(plan[goal] / MOST_REPORTS):
+                continue
+            if done and goal == "task" and len(task.held_out):
                 held_out_accuracy = measure_accuracy(vit, state, task.held_out, settings.batch, group)
 
-        if on_checkpoint:
-            on_checkpoint(state.to_checkpoint(optimiser))
-        images_seen, seconds = len(training), time.monotonic() - start
-        on_epoch(
-            Progress(
-                task=task.name,
-                epoch=state.epoch,
-                epochs=settings.epochs,
-                loss=float(group.all_reduce_sum(total_loss)) / images_seen,
-                images_per_second=images_seen / seconds,
-                seconds_left=0.0 if done else seconds * (settings.epochs - state.epoch),
-                held_out_accuracy=held_out_accuracy,
+            if on_checkpoint:
+                on_checkpoint(state.to_checkpoint(optimiser))
+            before = sum(plan[each] for each in goals[: goals.index(goal)])
+            rate = images_seen / (time.monotonic() - start)
+            left = sum(plan.values()) - before - (plan[goal] if done else state.epoch)
+            on_epoch(
+                Progress(
+                    task=task.name,
+                    epoch=before + state.epoch,
+                    epochs=sum(plan.values()),
+                    loss=float(group.all_reduce_sum(total_loss)) / images_seen,
+                    images_per_second=rate,
+                    seconds_left=left * len(training) / rate,
+                    held_out_accuracy=held_out_accuracy,
+                )
             )
-        )
-    return _finish(task, vit, state, settings, regression)
+            start, images_seen, total_loss = time.monotonic(), 0, torch.zeros_like(total_loss)
+    return _finish(task, vit, state, settings)
+
+
+def count_epochs(settings: TrainSettings, goal: Goal, steps_per_epoch: int) -> int:
+    """How many passes over the images give the least number of steps, unless their number is set."""
+    steps = settings.steps if goal == "task" else settings.anchor_steps
+    return settings.epochs or max(1, math.ceil(steps / steps_per_epoch))
+
+
+def tokens_in_memory(device: torch.device) -> int:
+    """How many tokens a step may hold activations of, so that memory does not depend on batch and image size."""
+    return TOKENS_IN_MEMORY.get(device.type, TOKENS_IN_MEMORY["cpu"])
 
 
 def cosine_lr(lr: float, progress: float) -> float:
@@ -167,14 +197,14 @@ def measure_accuracy(vit: FrozenViT, state: TrainState, images: ImageSet, batch:
     correct = torch.zeros((), dtype=torch.float64, device=vit.device)
     for part in islice(images.batches(batch, seed=None), group.rank, None, group.size):
         query = compute_query(vit, state, vit.embed(_prepare(part, vit)))
-        predicted = (query @ F.normalize(state.head, dim=1).T).argmax(dim=1)
+        predicted = (query @ F.normalize(state.goal_head, dim=1).T).argmax(dim=1)
         correct += (predicted == part.labels.to(predicted.device)).sum()
     return float(group.all_reduce_sum(correct)) / len(images)
 
 
-def _is_done(state: TrainState, settings: TrainSettings) -> bool:
+def _is_done(state: TrainState, settings: TrainSettings, epochs: int) -> bool:
     stalled = settings.patience is not None and state.epochs_without_gain >= settings.patience
-    return stalled or state.epoch >= settings.epochs
+    return stalled or state.epoch >= epochs
 
 
 def _prepare(batch: Batch, vit: FrozenViT) -> Float[Tensor, "batch 3 height width"]:
@@ -182,17 +212,22 @@ def _prepare(batch: Batch, vit: FrozenViT) -> Float[Tensor, "batch 3 height widt
 
 
 @torch.no_grad()
-def _finish(task: Task, vit: FrozenViT, state: TrainState, settings: TrainSettings, regression: bool) -> Trained:
-    """Keys and means in closed form, from one pass over the training images without augmentation."""
+def _finish(task: Task, vit: FrozenViT, state: TrainState, settings: TrainSettings) -> Trained:
+    """Keys, means and statistics in closed form, from one pass over the training images without augmentation."""
     shape = len(task.classes), vit.dim, vit.device
-    prompted = ClassMeans(*shape)
-    plain = PlainStatisticsAccumulator(*shape, regression) if settings.plain_means else None
+    prompted, plain = ClassMeans(*shape), ClassMeans(*shape) if settings.plain_means else None
+    counts = (*task.training.class_counts, *[0] * len(task.classes))[: len(task.classes)]
+    statistics = None if state.anchor is None else AnchorStatisticsAccumulator(counts, vit.device)
+    g_prompt, e_prompt = state.prompts
     for batch in task.training.batches(settings.batch, seed=None):
         embedded, labels = vit.embed(_prepare(batch, vit)), batch.labels.to(vit.device)
-        prompted.add(compute_query(vit, state, embedded), labels)
+        stem = vit.stem(embedded, g_prompt, state.e_layers[0])
+        prompted.add(vit.query(stem, g_prompt, e_prompt), labels)
+        if statistics and state.anchor is not None:
+            statistics.add(vit.query(stem, g_prompt, Prompt(state.e_layers, (state.anchor,))), labels)
         if plain:
             plain.add(vit.query(embedded), labels)
-    means, tensors, statistics = prompted.value(), state.copy_tensors(), plain.value() if plain else None
+    means, tensors = prompted.value(), state.copy_tensors()
     prompt = TaskPrompt(
         name=task.name,
         classes=task.classes,
@@ -200,15 +235,14 @@ def _finish(task: Task, vit: FrozenViT, state: TrainState, settings: TrainSettin
         keys=tensors["keys"] if settings.keys == "learned" else merge_keys(means, prompted.counts(), len(state.keys)),
         head=tensors["head"],
         means=means,
-        plain_means=statistics.means if statistics else None,
-        plain_gram=statistics.gram if statistics else None,
-        plain_sums=statistics.sums if statistics else None,
+        plain_means=plain.value() if plain else None,
+        **(vars(statistics.value()) if statistics else {}),
         manifest_sha256=task.manifest_sha256,
         samples=len(task.training),
         class_samples=prompted.counts(),
         trained_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    return Trained(prompt, tensors["g_prompt"])
+    return Trained(prompt, tensors["g_prompt"], tensors.get("anchor"))
 
 
 def empty_pool(vit: FrozenViT, settings: TrainSettings) -> PromptPool:

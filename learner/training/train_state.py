@@ -1,9 +1,13 @@
-"""What training a task changes: the trained tensors, the epoch, the best epoch so far. And how it is checkpointed."""
+"""What training a task changes: the trained tensors, the epoch, the best epoch so far. And how it is checkpointed.
+
+A task has one goal, its e-prompt with its head. The pool's first task has another one before it: the g-prompt with the
+anchor prompt and a head that is thrown away.
+"""
 
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Final
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +26,10 @@ gradients (only which crop an image gets), and must be free to change after memo
 after the last epoch."""
 
 
+Goal = Literal["task", "anchor"]
+GOALS: Final[tuple[Goal, Goal]] = ("anchor", "task")
+
+
 class TrainState:
     """The tensors of one task in training. The optimiser is the caller's; a checkpoint contains its state, too."""
 
@@ -29,6 +37,7 @@ class TrainState:
         self.task_name, self.device = task.name, vit.device
         self.g_layers, self.e_layers = pool.g_layers, pool.e_layers
         self.epoch, self.best_accuracy, self.epochs_without_gain = 0, -1.0, 0
+        self._moments: dict[str, Tensor] = {}
         generator = torch.Generator().manual_seed(settings.seed)
 
         def uniform(*shape: int) -> Tensor:
@@ -41,23 +50,58 @@ class TrainState:
         self.g_prompt = pool.g_prompt.clone()
         self.e_prompt = _initial_e_prompt(pool, settings, uniform(len(pool.e_layers), 2, length, vit.dim))
         self.head, self.keys = uniform(classes, vit.dim), uniform(keys, vit.dim)
-        self.trains_g = not pool.tasks or settings.g_prompt == "always"
-        self.trained = [self.e_prompt, self.head]
-        self.trained += [self.g_prompt] if self.trains_g else []
-        self.trained += [self.keys] if settings.keys == "learned" else []
-        for tensor in self.trained:
-            tensor.requires_grad_()
+        self.anchor = None if pool.anchor is None else pool.anchor.clone()
+        self.anchor_head: Tensor | None = None
+        if not pool.tasks and settings.anchor_steps:
+            self.anchor = uniform(len(pool.e_layers), 2, settings.anchor_length, vit.dim)
+            self.anchor_head = uniform(classes, vit.dim)
+        self.goal: Goal = "task" if self.anchor_head is None else "anchor"
+        self._trains_g = not pool.tasks or settings.g_prompt == "always"
+        self._learns_keys = settings.keys == "learned"
         self.best = self.copy_tensors()
         self._digest = self._compute_digest(task, vit.info, pool, settings)
 
     @property
+    def goals(self) -> tuple[Goal, ...]:
+        """This goal and those after it."""
+        return GOALS if self.goal == "anchor" else ("task",)
+
+    def begin(self, goal: Goal) -> None:
+        """Go on to another goal; the one before is reached."""
+        if goal != self.goal:
+            self.goal, self.epoch, self.best_accuracy, self.epochs_without_gain = goal, 0, -1.0, 0
+            self._moments = {}
+
+    @property
+    def trains_g(self) -> bool:
+        """Whether the g-prompt is trained now: with the first goal only."""
+        return self._trains_g and (self.goal == "anchor" or self.anchor_head is None)
+
+    @property
     def prompts(self) -> tuple[Prompt, Prompt]:
-        """The g-prompt and the task's e-prompt."""
-        return Prompt(self.g_layers, (self.g_prompt,)), Prompt(self.e_layers, (self.e_prompt,))
+        """The g-prompt, and the prompt of the goal."""
+        prompt = self.e_prompt if self.goal == "task" else self.anchor
+        assert prompt is not None
+        return Prompt(self.g_layers, (self.g_prompt,)), Prompt(self.e_layers, (prompt,))
+
+    @property
+    def goal_head(self) -> Tensor:
+        """The head of the goal."""
+        head = self.head if self.goal == "task" else self.anchor_head
+        assert head is not None
+        return head
+
+    def trained_tensors(self) -> list[Tensor]:
+        """What the goal trains."""
+        tensors = [*self.prompts[1].rows, self.goal_head]
+        tensors += [self.g_prompt] if self.trains_g else []
+        tensors += [self.keys] if self._learns_keys and self.goal == "task" else []
+        return [tensor.requires_grad_() for tensor in tensors]
 
     def copy_tensors(self) -> dict[str, Tensor]:
         """The tensors as they are now, by name."""
-        tensors = {"g_prompt": self.g_prompt, "e_prompt": self.e_prompt, "head": self.head, "keys": self.keys}
+        names = ("g_prompt", "e_prompt", "head", "keys", "anchor", "anchor_head")
+        tensors = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {name: value.detach().clone() for name, value in tensors.items()}
 
     def load_tensors(self, values: Mapping[str, Tensor]) -> None:
@@ -67,14 +111,14 @@ class TrainState:
 
     def to_checkpoint(self, optimiser: torch.optim.Optimizer) -> bytes:
         """Everything that `load_checkpoint` needs to continue."""
-        numbers = [self.epoch, self.best_accuracy, self.epochs_without_gain]
+        numbers = [self.epoch, self.best_accuracy, self.epochs_without_gain, float(GOALS.index(self.goal))]
         state = {"digest": self._digest, "numbers": torch.tensor(numbers, dtype=torch.float64)}
         state |= {f"now.{name}": value for name, value in self.copy_tensors().items()}
         state |= {f"best.{name}": value for name, value in self.best.items()}
         moments = checkpoint.optimiser_tensors(optimiser)
         return checkpoint.to_bytes(state | {f"optimiser.{name}": value for name, value in moments.items()})
 
-    def load_checkpoint(self, data: bytes, optimiser: torch.optim.Optimizer) -> None:
+    def load_checkpoint(self, data: bytes) -> None:
         """Continue from a checkpoint of the same task, settings and base; any other is ignored with a warning."""
         state = checkpoint.from_bytes(data)
         if state is None:
@@ -82,11 +126,16 @@ class TrainState:
         elif "digest" not in state or not torch.equal(state["digest"], self._digest):
             self._warn_ignored("it was made with other settings or classes, or from another base")
         else:
-            epoch, self.best_accuracy, without_gain = state["numbers"].tolist()
-            self.epoch, self.epochs_without_gain = int(epoch), int(without_gain)
+            epoch, self.best_accuracy, without_gain, goal = state["numbers"].tolist()
+            self.epoch, self.epochs_without_gain, self.goal = int(epoch), int(without_gain), GOALS[int(goal)]
             self.load_tensors(checkpoint.strip_prefix(state, "now."))
             self.best = {name: value.to(self.device) for name, value in checkpoint.strip_prefix(state, "best.").items()}
-            checkpoint.restore_optimiser(optimiser, checkpoint.strip_prefix(state, "optimiser."))
+            self._moments = checkpoint.strip_prefix(state, "optimiser.")
+
+    def restore_optimiser(self, optimiser: torch.optim.Optimizer) -> None:
+        """Give the optimiser of the goal the state that the checkpoint had, if there was one."""
+        if self._moments:
+            checkpoint.restore_optimiser(optimiser, self._moments)
 
     def _warn_ignored(self, reason: str) -> None:
         ids = {"task": self.task_name, "reason": reason}
@@ -103,7 +152,7 @@ class TrainState:
             "backbone": asdict(info),
             "layers": [pool.g_layers, pool.e_layers],
             "head_scale": pool.logit_scale,
-            "trains_g": self.trains_g,
+            "trains_g": self._trains_g,
         }
         return checkpoint.compute_digest(run, self.copy_tensors())
 

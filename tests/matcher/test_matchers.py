@@ -130,7 +130,7 @@ def test_new_tasks_leave_the_scores_of_old_ones_as_they_were():
     torch.testing.assert_close(after.scores[:, :2], before.scores, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("matcher", ["mqmk", "mqmk-ei", "cascade", "ridge"])
+@pytest.mark.parametrize("matcher", ["mqmk", "mqmk-ei", "cascade", "anchor", "fused"])
 def test_a_forgotten_task_leaves_no_trace(matcher):
     vit = frozen(random_timm_vit())
     pool = random_pool((3, 2), vit=vit)

@@ -17,7 +17,7 @@ from mqmk.matcher.pool_store import PoolStore
 
 def small_task(number: int) -> TaskPrompt:
     task = random_task(f"task{number}", 2)
-    return replace(task, plain_gram=None, plain_sums=None, manifest_sha256=f"{number:064x}")
+    return replace(task, factor=None, residual=None, feature_means=None, manifest_sha256=f"{number:064x}")
 
 
 def pool_of(tasks: int) -> PromptPool:

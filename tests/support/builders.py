@@ -39,7 +39,7 @@ def random_task(name: str, classes: int, *, keys: int | None = None, layers: int
                 spread: float = 1.0) -> TaskPrompt:  # fmt: skip
     """A task whose prompt is strong enough to change every answer."""
     class_samples = tuple(10 + 30 * (number % 3) for number in range(classes))  # classes are seldom of one size
-    seen = torch.rand(20, 24)  # features of 20 images, for the regression
+    seen = torch.rand(20, 24).half().float()  # features of 20 images, for the regression
     return TaskPrompt(
         name=name,
         classes=tuple(f"{name}-{i}" for i in range(classes)),
@@ -48,8 +48,9 @@ def random_task(name: str, classes: int, *, keys: int | None = None, layers: int
         head=torch.randn(classes, dim),
         means=torch.randn(classes, dim),
         plain_means=torch.randn(classes, dim),
-        plain_gram=seen.T @ seen,
-        plain_sums=torch.stack([seen[number::classes].sum(dim=0) for number in range(classes)]),
+        factor=seen,
+        residual=torch.rand(1, 24).half().float(),
+        feature_means=torch.rand(classes, 24).half().float(),
         manifest_sha256="ab" * 32,
         samples=sum(class_samples),
         class_samples=class_samples,
@@ -67,7 +68,8 @@ def random_pool(
     length: int = 3,
 ) -> PromptPool:
     """A pool with one task for each number of classes."""
-    pool = PromptPool(vit.info, g_layers, e_layers, torch.randn(len(g_layers), 2, 5, vit.dim))
+    shared = torch.randn(len(g_layers), 2, 5, vit.dim), torch.randn(len(e_layers), 2, 4, vit.dim)
+    pool = PromptPool(vit.info, g_layers, e_layers, shared[0], anchor=shared[1])
     for number, count in enumerate(classes):
         task = random_task(f"task{number}", count, layers=len(e_layers), length=length, dim=vit.dim)
         pool = pool.with_task(task)

@@ -66,15 +66,24 @@ def score(q: Tensor, keys: Tensor, top_keys: int) -> float:
     return sum(cosines) * top_keys / len(cosines)
 
 
-def regression(q: Tensor, tasks) -> dict[int, float]:
+def regression(q: Tensor, tasks) -> list[float]:
     """Ridge regression on random features: the normal equations of all classes, inverted, one class at a time."""
-    width = len(tasks[0].plain_gram)
+    width = tasks[0].factor.shape[1]
     directions = np.random.RandomState(0).standard_normal((len(q), width))
     seen = np.maximum(q.numpy() / np.linalg.norm(q.numpy()) @ directions, 0)
-    gram = sum(task.plain_gram.double().numpy() for task in tasks)
-    inverse = np.linalg.inv(gram + 0.01 * np.trace(gram) / width * np.eye(width))
-    rows = {t: task.plain_sums.double().numpy() for t, task in enumerate(tasks)}
-    return {t: max(float(row @ inverse @ seen) for row in own) for t, own in rows.items()}
+    gram = np.zeros((width, width))
+    for task in tasks:
+        for row in task.factor.double().numpy():
+            gram += np.outer(row, row)
+        gram += np.diag(task.residual[0].double().numpy())
+    inverse = np.linalg.inv(gram + 0.05 * np.trace(gram) / width * np.eye(width))
+    return [float(row @ inverse @ seen) for task in tasks for row in task.feature_means.double().numpy()]
+
+
+def softmax(values: list[float]) -> list[float]:
+    top = max(values)
+    powers = [math.exp(value - top) for value in values]
+    return [power / sum(powers) for power in powers]
 
 
 @dataclass
@@ -83,6 +92,7 @@ class NaiveMatch:
     scores: dict[int, float]
     query: Tensor
     num_queries: int
+    class_logits: list[float] | None = None
 
 
 class Naive:
@@ -120,9 +130,8 @@ class Naive:
             plain = query(self.vit, image, {})
             scores = {t: self._score(plain, t, one_key, plain=True) for t in tasks}
             num_queries = 2
-        elif matcher == "ridge":
-            scores = regression(query(self.vit, image, {}), self.pool.tasks)
-            num_queries = 2
+        elif matcher in ("anchor", "fused"):
+            return self._weigh_classes(matcher, image, shortlist)
         elif matcher in ("mqsk", "mqmk"):
             scores = {t: self._score(self.task_query(image, t), t, one_key) for t in tasks}
             num_queries = len(tasks)
@@ -141,6 +150,33 @@ class Naive:
         task = max(scores, key=lambda t: scores[t])
         return NaiveMatch(task, scores, self.task_query(image, task), num_queries)
 
+    def _weigh_classes(self, matcher: str, image: Tensor, shortlist: int) -> NaiveMatch:
+        weights = {"anchor": 12.0, "regression": 8.0, "key": 8.0, "head": 8.0, "unscored": 6.0, "accept": 0.95}
+        weights |= self.pool.matching.get("fusion", {})
+        q = query(self.vit, image, self._rows(self.pool.anchor))
+        values = regression(q, self.pool.tasks)
+        owners = [(t, place) for t, task in enumerate(self.pool.tasks) for place in range(len(task.classes))]
+        logits, num_queries = [weights["anchor"] * value for value in values], 1
+        if matcher == "fused" and max(softmax(logits)) < weights["accept"]:
+            best = {t: max(v for v, (owner, _) in zip(values, owners, strict=True) if owner == t)
+                    for t in range(len(self.pool.tasks))}  # fmt: skip
+            chosen = sorted(best, key=lambda t: -best[t])[:shortlist]
+            queries = {t: self.task_query(image, t) for t in chosen}
+            num_queries += len(chosen)
+            for row, (t, place) in enumerate(owners):
+                logits[row] = weights["regression"] * values[row] + weights["unscored"]
+                if t in chosen:
+                    task = self.pool.tasks[t]
+                    key = task.keys[place * len(task.keys) // len(task.classes)]
+                    local = weights["key"] * cosine(queries[t], key) + weights["head"] * cosine(
+                        queries[t], task.head[place]
+                    )
+                    logits[row] = weights["regression"] * values[row] + local
+        shares = softmax(logits)
+        scores = {t: max(s for s, (owner, _) in zip(shares, owners, strict=True) if owner == t)
+                  for t in range(len(self.pool.tasks))}  # fmt: skip
+        return NaiveMatch(max(scores, key=lambda t: scores[t]), scores, q, num_queries, logits)
+
     def logits(self, found: NaiveMatch, classifier: str, readout: str) -> list[float]:
         values = []
         for number, task in enumerate(self.pool.tasks):
@@ -150,5 +186,8 @@ class Naive:
                 else:
                     row = (task.head if classifier == "fc" else task.means)[place]
                 left_out = readout == "task" and number != found.task
-                values.append(-math.inf if left_out else self.pool.logit_scale * cosine(found.query, row))
+                if found.class_logits is not None:
+                    values.append(-math.inf if left_out else found.class_logits[len(values)])
+                else:
+                    values.append(-math.inf if left_out else self.pool.logit_scale * cosine(found.query, row))
         return values

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
     from mqmk.learner.bench.accuracy import AccuracySettings, Step
 
-COLUMNS = ("matching_rate", "accuracy_task", "accuracy_all", "forgetting", "forgetting_max", "recall_at_3", "queries")
-TRAINING = ("epochs", "batch", "keys", "g_prompt", "start", "e_length", "e_layers", "patches", "learning_rate")
+COLUMNS = ("accuracy", "matching_rate", "calibration_error", "accuracy_task", "accuracy_all", "forgetting",
+           "forgetting_max", "recall_at_3", "queries")  # fmt: skip
+TRAINING = ("epochs", "steps", "anchor_steps", "anchor_length", "batch", "keys", "g_prompt", "start", "e_length",
+            "e_layers", "patches", "learning_rate")  # fmt: skip
 
 
 class Layers(click.ParamType["tuple[int, ...]"]):
@@ -52,6 +54,9 @@ class Layers(click.ParamType["tuple[int, ...]"]):
 @click.option("--g-prompt", type=click.Choice(["first", "always"]), show_default=DEFAULTS.g_prompt)
 @click.option("--start", type=click.Choice(["first", "previous", "random"]), show_default=DEFAULTS.start,
               help="How a new e-prompt is initialised.")  # fmt: skip
+@click.option("--anchor-steps", type=click.IntRange(min=0), show_default=str(DEFAULTS.anchor_steps),
+              help="Least number of steps that train the anchor prompt; 0 trains none.")  # fmt: skip
+@click.option("--anchor-length", type=click.IntRange(min=1), show_default=str(DEFAULTS.anchor_length))
 @click.option("--e-length", type=click.IntRange(min=1), show_default=str(DEFAULTS.e_length))
 @click.option("--e-layers", type=Layers(), help="Blocks with an e-prompt, such as 2-10 or 2,3,5.")
 @click.option("--patches", type=click.FloatRange(0, 1, min_open=True), show_default=str(DEFAULTS.patches),
@@ -111,12 +116,14 @@ def _live_table(step: "Step") -> "Table | None":
 
     if not step.tallies:
         return None
-    table = Table("matcher", "matching rate", "accuracy", "all classes", "recall@3", "queries",
+    table = Table("matcher", "accuracy", "matching rate", "matched task's head", "all heads", "recall@3", "queries",
                   title=f"after {step.task + 1} of {step.tasks} tasks")  # fmt: skip
     for column in table.columns[1:]:
         column.justify = "right"
     for name, tally in step.tallies.items():
-        rates = (tally.matching_rate, tally.accuracy_task, tally.accuracy_all, tally.recall_at_3)
+        rates = (
+            tally.accuracy, tally.matching_rate, tally.accuracy_task, tally.accuracy_all, tally.recall_at_3
+        )  # fmt: skip
         table.add_row(name, *(f"{rate:.1%}" for rate in rates), f"{tally.num_queries:.1f}")
     return table
 
@@ -128,8 +135,8 @@ def _line(step: "Step") -> str:
         held_out = "" if p.held_out_accuracy is None else f"  held-out {p.held_out_accuracy:.1%}"
         rate = f"{p.images_per_second:.0f} images/s"
         return f"{where}  epoch {p.epoch}/{p.epochs}  loss {p.loss:.3f}{held_out}  {rate}"
-    rates = "  ".join(f"{name} {tally.matching_rate:.1%}" for name, tally in (step.tallies or {}).items())
-    return f"{where}  matching rate: {rates}"
+    rates = "  ".join(f"{name} {tally.accuracy:.1%}" for name, tally in (step.tallies or {}).items())
+    return f"{where}  accuracy: {rates}"
 
 
 def _print(document: dict[str, Any]) -> None:

@@ -30,6 +30,8 @@ _OPTIONS = (
     click.option("--train-per-class", type=click.IntRange(min=1), help="Maximum number.  [default: all]"),
     click.option("--test-per-class", type=click.IntRange(min=1), help="Maximum number.  [default: all]"),
     click.option("--epochs", type=click.IntRange(min=1), show_default=str(DEFAULTS.epochs)),
+    click.option("--steps", type=click.IntRange(min=1), show_default=str(DEFAULTS.steps),
+                 help="Least number of optimiser steps per task; small tasks get more epochs."),
     click.option("--batch", type=click.IntRange(min=1), show_default=str(DEFAULTS.batch), help="Images per step."),
     click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True),
 )  # fmt: skip
@@ -56,7 +58,7 @@ def read_stream_settings(chosen: dict[str, Any]) -> "StreamSettings":
     )
 
 
-def read_train_settings(chosen: dict[str, Any], names: tuple[str, ...] = ("epochs", "batch")) -> TrainSettings:
+def read_train_settings(chosen: dict[str, Any], names: tuple[str, ...] = ("epochs", "steps", "batch")) -> TrainSettings:
     """Likewise, for the named options."""
     preset = PRESETS.get(chosen["preset"] or "")
     given = {name: chosen[name] for name in names if chosen[name] is not None}

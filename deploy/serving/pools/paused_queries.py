@@ -23,6 +23,10 @@ class PausedQueries:
         self._pause()
         return self._queries.enhanced()
 
+    def anchor(self) -> Float[Tensor, "batch dim"]:
+        self._pause()
+        return self._queries.anchor()
+
     def by_task(self) -> Iterator[Float[Tensor, "batch dim"]]:
         self._pause()
         for query in self._queries.by_task():

@@ -20,7 +20,7 @@ from mqmk.learner.bench.methods.parts.protocol import Answer, MethodInfo, Method
 from mqmk.learner.bench.methods.parts.training import Recipe, collect, cosine, fit
 from mqmk.learner.data.tasks import Task
 from mqmk.matcher.prompted_vit import FrozenViT, Prompt
-from mqmk.matcher.ridge import features
+from mqmk.matcher.regression import features
 
 PENALTIES: Final = tuple(10.0**power for power in range(-8, 9))
 ROWS: Final = 20  # of a first-session prefix, in every block

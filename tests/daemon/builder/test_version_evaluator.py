@@ -47,7 +47,7 @@ class Many:
         tensors = {"pixels": pixels, "labels": labels, "ids": image_ids(pixels)}
         save_file(tensors, self.files.held_out(identity))
         task = random_task(f"task{number}", 5)
-        return replace(task, manifest_sha256=identity, plain_gram=None, plain_sums=None)
+        return replace(task, manifest_sha256=identity, factor=None, residual=None, feature_means=None)
 
     def evaluate(self, digest: str, added: int = 1) -> EvaluatedPool:
         evaluator = VersionEvaluator(self.vit, self.config, self.files, self.held_out, self.pool)

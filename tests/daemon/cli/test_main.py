@@ -69,7 +69,7 @@ def test_an_error_that_a_user_can_act_on_is_one_line():
 def test_bench_speed_prints_json_with_a_row_for_everything():
     options = ["--backbone", "vit_tiny_patch16_224", "--tasks", "2", "--images", "1", "--rounds", "1", "--json"]
     report = json.loads(run("bench", "speed", *options).stdout)
-    names = {"plain", "naive", "sqsk", "sqmk", "mqsk", "mqmk", "mqmk-ei", "cascade", "ridge", "perfect"}
+    names = {"plain", "naive", "sqsk", "sqmk", "mqsk", "mqmk", "mqmk-ei", "cascade", "anchor", "fused", "perfect"}
     assert {row["matcher"] for row in report["rows"]} == names
     for row in report["rows"]:
         assert row.keys() == {

@@ -74,7 +74,7 @@ def fit(
             pixels = normalise(batch.pixels.to(vit.device), vit.info)
             yield augment(pixels, settings.augmentation, generator), batch.labels.to(vit.device)
 
-    return _run_epochs(settings.epochs, read, recipe, trained, loss, slow)
+    return _run_epochs(count_epochs(settings, "task", math.ceil(len(images) / settings.batch)), read, recipe, trained, loss, slow)
 
 
 def fit_features(
