@@ -15,12 +15,16 @@ from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
 import pytest
+from click.testing import CliRunner
 from support.daemons.daemon import daemon, small_config
 from support.daemons.running_daemon import RunningDaemon
 
 from mqmk.daemon.bucket.scanner import Bucket
+from mqmk.daemon.cli.main import cli
 from mqmk.daemon.config.sections import Pools, Ray, S3Url
 from mqmk.daemon.errors import RayError
+from mqmk.daemon.host import lock
+from mqmk.daemon.host.lock import LockOwner
 from mqmk.daemon.jobs import Build, Learn, Validate
 from mqmk.daemon.ledger.ledger import Ledger
 from mqmk.daemon.loop import DaemonLoop
@@ -311,6 +315,15 @@ def test_stop_ends_serving_even_if_the_daemon_does_not_end(tmp_path: Path) -> No
             process.kill()
             process.wait()
         hung.stdout.close()
+
+
+def test_stop_does_not_mind_a_daemon_that_ends_by_itself(tmp_path: Path, monkeypatch) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    owners = [LockOwner(gone.pid, 0.0), None]
+    monkeypatch.setattr(lock, "lock_owner", lambda _: owners.pop(0))
+    done = CliRunner().invoke(cli, ["stop", "--set", f"state.dir={tmp_path}", "--set", "ray.address=none"])
+    assert (done.exit_code, done.stdout) == (0, f"daemon {gone.pid} stopped\n")
 
 
 def test_a_port_that_another_program_has_is_said_at_once_with_what_to_type(tmp_path: Path) -> None:
