@@ -10,6 +10,7 @@ that is one request per thousand files. In a bucket with more than MOST_LISTED f
 and the folders that are not known yet, and everything now and then. A task is reported until it is known.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -69,6 +70,7 @@ class Bucket:
         self._size = 0  # files, at the last listing of everything
         self._wake_up = threading.Event()
         self._changed = False  # since the last scan, as seen by `wait`
+        self._has_failed = False  # the last scan
         self._watch: FolderWatch | None = None
         self.problems: tuple[str, ...] = ()  # folders that the last scan skipped, and why
 
@@ -95,7 +97,7 @@ class Bucket:
 
         With `everything`, finds changes also in a bucket of more than MOST_LISTED files.
         """
-        self._changed = False
+        self._changed, self._has_failed = False, True
         self._wake_up.clear()
         problems: list[str] = []
         found: list[FoundTask] = []
@@ -107,13 +109,14 @@ class Bucket:
                 if error.transient:
                     raise
                 problems.append(str(error))  # concerns this folder alone
+                self._settling.forget(folder)
                 continue
             if task is not None:
                 found.append(task)
             if len(found) >= MOST and not everything:
                 self.wake()
                 break
-        self.problems = tuple(sorted(problems))
+        self.problems, self._has_failed = tuple(sorted(problems)), False
         return found
 
     def shards(self, folder: str) -> list[StoredShard]:
@@ -134,7 +137,7 @@ class Bucket:
             from mqmk.daemon.bucket.watch import FolderWatch  # workers only open shards
 
             self._watch = FolderWatch(folder / TASKS, self._wake_up)
-        left = self._settling.seconds_left
+        left = self._seconds_to_settle()
         woken = self._wake_up.wait(min(seconds, left))
         self._wake_up.clear()
         self._changed = self._changed or woken
@@ -142,7 +145,11 @@ class Bucket:
 
     def has_changed(self) -> bool:
         """Whether an early scan is worthwhile, for the reasons that end a `wait`."""
-        return self._changed or self._wake_up.is_set() or self._settling.seconds_left <= 0
+        return self._changed or self._wake_up.is_set() or self._seconds_to_settle() <= 0
+
+    def _seconds_to_settle(self) -> float:
+        """After a scan that failed, infinite: the next one is due after a pause, and a `wait` must not end before."""
+        return math.inf if self._has_failed else self._settling.seconds_left
 
     def wake(self) -> None:
         """End the current or the next `wait`, from any thread."""
@@ -192,6 +199,7 @@ class Bucket:
             manifest = read_manifest(self._store, folder) if found.manifest is not None else None
         except FileNotFoundError:
             problems.append(f"{TASKS}/{folder}: TASK.json was removed during the scan")
+            self._settling.forget(folder)
             return None
         if not _is_complete(found, manifest) and not self._settling.has_settled(folder, found.state):
             return None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mqmk.daemon.cli.options import config_options
+from mqmk.daemon.cli.options import TaskName, config_options
 from mqmk.daemon.cli.state import open_ledger
 
 if TYPE_CHECKING:
@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from mqmk.daemon.ledger.ledger import Command, Ledger
 
 REFUSED, STILL_WAITING = 5, 6  # exit codes
+MAX_ID = 2**63 - 1  # SQLite's largest integer
 
 
 def _operator_command(kind: str, argument: str, help: str) -> click.Command:
     @click.command(kind, help=help)
-    @click.argument("subject", metavar=argument)
+    @click.argument("subject", type=TaskName(), metavar=argument)
     @click.option("--wait", type=float, default=60.0, show_default=True, metavar="SECONDS",
                   help="How long to wait for the result; 0 queues the command and returns immediately.")  # fmt: skip
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -101,7 +102,7 @@ def list_commands(loaded: "Loaded", everything: bool, as_json: bool) -> None:
 
 
 @commands.command("cancel")
-@click.argument("number", type=int, metavar="ID")
+@click.argument("number", type=click.IntRange(1, MAX_ID), metavar="ID")
 @config_options
 def cancel_command(loaded: "Loaded", number: int) -> None:
     """Cancel a queued command; fails once it has been applied."""

@@ -14,6 +14,19 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
+class TaskName(click.ParamType[str]):
+    """A name that the ledger can store: a shell passes any bytes on."""
+
+    name = "name"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            self.fail(f"expected a name, got {value!a}", param, ctx)
+        return value
+
+
 def config_options(command: Callable[..., Result]) -> Callable[..., Result]:
     """Adds the options, and passes the command `loaded`, a config.load.Loaded.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mqmk.daemon.bucket.store import local_folder
+from mqmk.daemon.words import plural
 from mqmk.matcher.image_formats import EXTRA
 
 if TYPE_CHECKING:
@@ -75,8 +76,8 @@ def pack(
         return
     _print(packed)
     place = folder / task if folder is not None else f"{dest.rstrip('/')}/{task}"
-    counted = _plural(packed.manifest.samples, "image"), _plural(len(packed.counts), "class", "classes")
-    click.echo(f"{place}: {counted[0]} of {counted[1]} in {_plural(len(packed.manifest.shards), 'shard')}")
+    counted = plural(packed.manifest.samples, "image"), plural(len(packed.counts), "class", "classes")
+    click.echo(f"{place}: {counted[0]} of {counted[1]} in {plural(len(packed.manifest.shards), 'shard')}")
 
 
 def _document(packed: "Packed") -> dict[str, Any]:
@@ -93,17 +94,13 @@ def _print(packed: "Packed") -> None:
     for each in packed.skipped:
         click.echo(f"skipped {each.path}: {each.reason}", err=True)
     if packed.skipped:
-        click.echo(f"{_plural(len(packed.skipped), 'file')} skipped", err=True)
+        click.echo(f"{plural(len(packed.skipped), 'file')} skipped", err=True)
     for warning in packed.warnings:
         click.echo(f"warning: {warning}", err=True)
     for name, count in [*packed.counts.items()][:SHOWN]:
         click.echo(f"{count:>8,}  {name}")
     if len(packed.counts) > SHOWN:
         click.echo(f"          and {len(packed.counts) - SHOWN:,} more (--json lists all)")
-
-
-def _plural(count: int, one: str, many: str | None = None) -> str:
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def _advance(bar: "Progress", line: "TaskID", done: int, total: int) -> None:

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -42,7 +43,8 @@ def _stop_daemon(folder: "Path", seconds: float) -> int | None:
     if owner is None:
         click.echo("no daemon is running")
         return None
-    os.kill(owner.pid, signal.SIGTERM)
+    with suppress(ProcessLookupError):  # it exited just now
+        os.kill(owner.pid, signal.SIGTERM)
     deadline = time.monotonic() + seconds
     while lock_owner(folder):
         if time.monotonic() > deadline:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mqmk.daemon.cli.options import config_options, new_state_options
+from mqmk.daemon.cli.options import TaskName, config_options, new_state_options
 from mqmk.daemon.cli.state import open_snapshot
 from mqmk.daemon.cli.tables import figure_cells, new_table, print_whole
 
@@ -35,7 +35,7 @@ def tasks(loaded: "Loaded", as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("task")
+@click.argument("task", type=TaskName())
 @click.option("--wait", type=float, default=0.0, metavar="SECONDS",
               help="Wait until the task is serving or set aside; exit with 1 if it is not serving.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

@@ -57,8 +57,10 @@ class OutboundThread:
         while not self._stop.wait(POLL_SECONDS):
             try:
                 self._outbound.catch_up()
-            except (OSError, sqlite3.Error, MqmkError) as error:
-                log.error(f"copying failed: {error}; retrying", extra=event("outbound.copy_failed"))
+            except Exception as error:  # nobody would notice the end of this thread: the loop needs nothing from it
+                expected = isinstance(error, OSError | sqlite3.Error | MqmkError)
+                log.error(f"copying failed: {error}; retrying", exc_info=None if expected else error,
+                          extra=event("outbound.copy_failed"))  # fmt: skip
                 self._stop.wait(POLL_SECONDS * 8)
 
     def stop(self) -> bool:

@@ -127,9 +127,13 @@ def is_entry(line: str) -> bool:
 
 
 def _stamp(path: Path) -> Stamp | None:
-    """Changes with the file; None if there is none. Has the inode, because mounted secrets are swapped by a link."""
+    """Changes with the file; None if there is none. Has the inode, because mounted secrets are swapped by a link.
+
+    Not the modification time: tools that copy set it back, and a file that could not be read keeps it when its mode
+    is mended.
+    """
     try:
         found = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return found.st_ctime_ns, found.st_ino, found.st_size

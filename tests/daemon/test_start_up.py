@@ -25,8 +25,6 @@ from mqmk.daemon.start_up import Announcement, log_farewell, start_or_undo
 from mqmk.daemon.status.snapshot import Snapshot
 from mqmk.deploy.serving.settings import ServeSettings
 from mqmk.deploy.serving.telemetry.heartbeat import ReplicaStatus, StatusFile
-from mqmk.learner import settings as training_settings
-from mqmk.learner.errors import LearnerError
 from mqmk.learner.settings import TrainSettings
 
 COMMAND = Path(sys.executable).with_name("mqmk-daemon")
@@ -75,13 +73,9 @@ def test_another_backbone_than_the_one_that_was_learned_with_is_refused(tmp_path
         check_before_start(other)
 
 
-def test_training_settings_that_do_not_fit_the_backbone_are_refused(tmp_path, monkeypatch):
-    def check(_settings: TrainSettings, depth: int) -> None:
-        raise LearnerError(f"e_layers: the backbone has {depth} blocks")
-
-    monkeypatch.setattr(training_settings, "check_settings", check, raising=False)
-    with pytest.raises(DaemonError, match="e_layers: the backbone has 6 blocks"):
-        check_before_start(serving(tmp_path))
+def test_training_settings_that_do_not_fit_the_backbone_are_refused(tmp_path):
+    with pytest.raises(DaemonError, match=r"e_layers: .* \(the backbone has 6 blocks\), got 2,50"):
+        check_before_start(serving(tmp_path, train=TrainSettings(e_layers=(2, 50))))
 
 
 def test_a_model_hub_that_never_answers_is_given_up(tmp_path, monkeypatch):

@@ -112,10 +112,10 @@ def stop_coordinator() -> None:
 
 def adopt_credentials() -> bool:
     """Use the credentials that the coordinator has in this process; returns whether any is new."""
-    coordinator = _find()
-    if coordinator is None:
-        return False
     with suppress(RayError):
+        coordinator = _find()
+        if coordinator is None:
+            return False
         found: dict[str, str] = ray.get(coordinator.credentials.remote(), timeout=_SECONDS)
         new = any(os.environ.get(name) != value for name, value in found.items())
         os.environ.update(found)
@@ -182,10 +182,10 @@ class RemoteStatus:
 
     def _send(self, status: ReplicaStatus) -> None:
         """A coordinator that does not answer is looked up again next time."""
-        self._coordinator = self._coordinator or _find()
-        if self._coordinator is None:
-            return
         try:
+            self._coordinator = self._coordinator or _find()
+            if self._coordinator is None:
+                return
             if not ray.get(self._coordinator.receive.remote(status), timeout=_SECONDS) and _adopted:
                 self._coordinator.set_credentials.remote(_adopted)  # for replicas that start while no daemon runs
         except RayError as error:
@@ -194,7 +194,7 @@ class RemoteStatus:
 
 
 def _find() -> Any:
-    """None if there is none."""
+    """None if there is none; RayError if Ray does not answer."""
     try:
         return ray.get_actor(NAME, namespace=NAMESPACE)
     except ValueError:

@@ -10,6 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -716,6 +717,30 @@ def test_a_wait_ends_when_a_folder_may_have_settled():
     assert 0.1 < seconds_waited(bucket, 30) < 5
     assert bucket._settling.has_settled("birds", "state")
     assert not bucket.wait(0.05)  # said once: a folder that stays does not keep the daemon awake
+
+
+@pytest.mark.parametrize("trouble", ["of the bucket", "of the folder"])
+def test_a_folder_that_may_have_settled_keeps_nobody_awake_while_it_cannot_be_read(tmp_path, trouble, monkeypatch):
+    place = folder_place(tmp_path / "bucket")
+    bucket = Bucket("s3://somewhere", settle_seconds=SETTLE, clock=place.clock)  # not watched: nothing else wakes it
+    bucket._store = store = place.store()
+    place.put_task("birds", shards(1), manifest=False)
+    bucket.scan({})
+    place.clock.now += SETTLE + 1
+
+    def fail(*_: object) -> None:
+        raise BucketError("not now", transient=trouble == "of the bucket")
+
+    monkeypatch.setattr(store, "everything", fail if trouble == "of the bucket" else lambda: {"birds": None})
+    monkeypatch.setattr(store, "files", fail)
+    with pytest.raises(BucketError) if trouble == "of the bucket" else nullcontext():
+        bucket.scan({})
+    assert not bucket.has_changed() and not bucket.wait(0.05)
+    monkeypatch.undo()
+    place.clock.now += SETTLE + 1
+    bucket.scan({})
+    place.clock.now += SETTLE + 1
+    assert [seen.folder for seen in bucket.scan({})] == ["birds"]
 
 
 def test_a_record_of_what_was_learned_can_be_read_by_people(tmp_path: Path):

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 from support.daemons.daemon import RELEASED
 from support.servers.monitored import move
 
-from mqmk.daemon.cli.main import COMMANDS, LazyGroup, cli
+from mqmk.daemon.cli.main import cli
 from mqmk.daemon.cli.wait import wait_until_settled
 from mqmk.daemon.config.sections import Config
 from mqmk.daemon.config.sections import State as StateSection
@@ -220,25 +221,37 @@ def test_a_replica_whose_process_is_gone_is_not_shown(state):
 
 
 MAY_BE_NEW = {"start", "demo", "doctor", "config"}  # they make it, run_checks it beforehand, or read settings only
+
+
+def commands_of(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command below a group, with the words that it is typed with."""
+    for name in sorted(group.list_commands(click.Context(group))):
+        found = group.get_command(click.Context(group), name)
+        if isinstance(found, click.Group):
+            yield from commands_of(found, (*path, name))
+        elif found:
+            yield (*path, name), found
+
+
 CHECKED = {
-    name: command
-    for name in sorted(set(COMMANDS) - MAY_BE_NEW)
-    if (command := LazyGroup().get_command(click.Context(cli), name))
-    and any("--state" in p.opts for p in command.params)
+    " ".join(path): command
+    for path, command in commands_of(cli)
+    if path[0] not in MAY_BE_NEW and any("--state" in p.opts for p in command.params)
 }
 
 
 def test_every_command_that_reads_the_state_directory_is_checked():
-    operators = {"retry", "rollback", "promote", "forget"}
+    operators = {"retry", "rollback", "promote", "forget", "commands list", "commands cancel", "api-key list"}
     assert set(CHECKED) >= operators | {"status", "tasks", "show", "versions", "stop", "report", "backup", "predict"}
 
 
 @pytest.mark.parametrize("command", CHECKED)
 def test_a_state_directory_where_no_daemon_ran_is_an_error_and_stays_untouched(command, tmp_path):
     found = CHECKED[command]
-    places = {"DESTINATION": tmp_path / "copy", "FOLDER": tmp_path, "FILE_OR_FOLDER...": tmp_path}
+    places = {"DESTINATION": tmp_path / "copy", "FOLDER": tmp_path, "FILE_OR_FOLDER...": tmp_path, "ID": 1}
     words = [str(places.get(each.make_metavar(click.Context(found)), "x")) for each in found.params if each.required]
     absent = tmp_path / "typo here"
+    done = CliRunner().invoke(cli, [*command.split(), *words, "--state", str(absent)])
     with pytest.raises(DaemonError, match=f"no daemon has run in {absent}; `mqmk-daemon start --state '{absent}'`"):
-        raise CliRunner().invoke(cli, [command, *words, "--state", str(absent)]).exception or AssertionError(command)
+        raise done.exception or AssertionError(command)
     assert not absent.exists()

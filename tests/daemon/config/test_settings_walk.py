@@ -1,4 +1,4 @@
-"""Every documented value of the settings of learning and judging publishes two tasks, or is refused with a reason.
+"""Every documented value of the settings of learning and judging has two tasks served, or is refused with a reason.
 
 Each value is part of one of a few runs, so that all of them take seconds. `make settings-test` tries them one by one.
 """
@@ -11,13 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from support.daemons.daemon import class_folders, daemon, small_config
 
 from mqmk.daemon.config.fields import Setting, all_settings, serialize
 from mqmk.daemon.config.load import load
 from mqmk.daemon.config.sections import Config
 from mqmk.daemon.errors import ConfigError
+from mqmk.daemon.replicas import Replica
+from mqmk.deploy.serving.pools.live_pool import LivePool
 from mqmk.learner.data.pack import pack
+from mqmk.matcher.backbone import load_backbone
+from mqmk.matcher.predictor import PredictSettings
+from mqmk.matcher.prompted_vit import FrozenViT
 
 SECTIONS = ("train", "similarity", "evaluate", "gate")
 QUICK = {"train.epochs": "1", "train.batch": "8", "train.e_length": "2",
@@ -67,6 +73,12 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bucket"
 
 
+@pytest.fixture(scope="module")
+def vit() -> FrozenViT:
+    """As a replica loads it."""
+    return load_backbone("embedded", device=torch.device("cpu"))
+
+
 def config_of(chosen: dict[str, str], bucket: Path, folder: Path) -> Config:
     """What the daemon would be started with; ConfigError if it refuses."""
     read, base = load(None, {}, chosen, folder).config, small_config(folder)
@@ -75,12 +87,19 @@ def config_of(chosen: dict[str, str], bucket: Path, folder: Path) -> Config:
 
 
 @pytest.mark.parametrize("chosen", RUNS, ids=range(len(RUNS)))
-def test_every_documented_value_publishes_two_tasks(chosen: dict[str, str], bucket: Path, tmp_path: Path) -> None:
+def test_every_documented_value_has_two_tasks_served(
+    chosen: dict[str, str], bucket: Path, tmp_path: Path, vit: FrozenViT
+) -> None:
     parts = daemon(config_of(chosen, bucket, tmp_path))
     parts.run(passes=20)
     reasons = [task.reason for task in parts.ledger.tasks()]
     assert parts.states == {"sea": "PUBLISHED", "birds": "PUBLISHED"}, (reasons, chosen)
     assert len(parts.ledger.versions()) == 2
+    replica = LivePool(parts.files.store, vit, PredictSettings())
+    assert replica.poll() and replica.loaded, replica.last_rejection
+    parts.serving.live = [Replica("one", replica.loaded.version, replica.loaded.pointer.digest)]
+    parts.run(passes=2)
+    assert parts.states == {"sea": "SERVING", "birds": "SERVING"}
     parts.close()
 
 

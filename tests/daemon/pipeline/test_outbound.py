@@ -43,7 +43,8 @@ def test_the_end_waits_only_so_long_for_a_copy_that_is_under_way(monkeypatch) ->
     assert thread.stop()
 
 
-def test_a_copy_that_fails_is_tried_again(monkeypatch) -> None:
+@pytest.mark.parametrize("error", [sqlite3.OperationalError("database is locked"), KeyError("digest")])
+def test_a_copy_that_fails_is_tried_again(monkeypatch, error) -> None:
     monkeypatch.setattr(outbound, "POLL_SECONDS", 0.01)
 
     class Failing(Blocked):
@@ -52,7 +53,7 @@ def test_a_copy_that_fails_is_tried_again(monkeypatch) -> None:
         def catch_up(self) -> None:
             self.tries += 1
             if self.tries < 3:
-                raise sqlite3.OperationalError("database is locked")
+                raise error
             self.reached.set()
 
     failing = Failing()

@@ -246,6 +246,23 @@ def test_exactly_is_said_only_where_nothing_was_made_from_the_data(model: Model)
     assert event.detail["answer"] == said and event.detail["exact"] is False
 
 
+def test_exactly_is_not_said_while_a_task_is_trained_from_what_the_data_made(model: Model) -> None:
+    learn(model, "birds")
+    model.drop("sea", "sea", 0)
+    model.run()
+    while not isinstance(model.workers.running()[0], Learn):
+        model.finish(model.workers.running()[0])
+        model.run()
+    model.command("forget", "birds")
+    model.run()
+    (job,) = [job for job in model.workers.running() if isinstance(job, Build)]
+    model.finish(job)
+    model.run()  # published
+    model.run()  # answered
+    assert "forgotten; not exactly" in str(model.ledger.commands()[-1].answer), "sea has the g-prompt of birds"
+    model.settle()
+
+
 def test_prompts_that_begin_with_the_last_one_remember_it(model: Model) -> None:
     model.config = small_config(model.folder, train=TrainSettings(start="previous"), retry=model.config.retry)
     model.restart()

@@ -15,12 +15,16 @@ from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
 import pytest
+from click.testing import CliRunner
 from support.daemons.daemon import daemon, small_config
 from support.daemons.running_daemon import RunningDaemon
 
 from mqmk.daemon.bucket.scanner import Bucket
+from mqmk.daemon.cli.main import cli
 from mqmk.daemon.config.sections import Pools, Ray, S3Url
 from mqmk.daemon.errors import RayError
+from mqmk.daemon.host import lock
+from mqmk.daemon.host.lock import LockOwner
 from mqmk.daemon.jobs import Build, Learn, Validate
 from mqmk.daemon.ledger.ledger import Ledger
 from mqmk.daemon.loop import DaemonLoop
@@ -29,8 +33,10 @@ from mqmk.daemon.ports import free_port
 from mqmk.daemon.ray_runtime.head import find_head, head_processes, stop_head
 from mqmk.daemon.ray_runtime.head_command import temp_folder
 from mqmk.daemon.ray_runtime.processes import process
+from mqmk.daemon.ray_runtime.watchdog import HeadHealth
 from mqmk.daemon.workers.ray_pool import RayWorkers, WarmWorkers
 from mqmk.deploy.serving.settings import ServeSettings, ServiceSpec
+from mqmk.deploy.serving.telemetry.heartbeat import ReplicaStatus, StatusFile
 
 if TYPE_CHECKING:
     from mqmk.daemon.ray_runtime.cluster import RayCluster
@@ -215,6 +221,30 @@ def test_a_head_that_cannot_be_started_is_said_as_it_is_and_tried_again_later(
     ledger.close()
 
 
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("127.0.0.1", "127.0.0.1"), ("192.168.1.10", "192.168.1.10"), ("0.0.0.0", "127.0.0.1"), ("::", "::1")],
+)
+def test_the_proxy_of_our_own_ray_is_probed_where_it_is_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, address: str
+) -> None:
+    from mqmk.daemon.ray_runtime import cluster
+
+    probed = []
+    monkeypatch.setattr(cluster, "check", lambda _, proxy: probed.append(proxy) or HeadHealth())
+    settings = ServeSettings(host=host, port=8123, open=True, replicas=3)
+    config = replace(small_config(tmp_path), ray=Ray(), serve=settings)
+    ledger, now = Ledger(config.ledger_file), time.monotonic()
+    made = cluster.RayCluster(config, ledger, head=object(), _connected=True, _served_at=now)  # type: ignore[arg-type]
+    assert made.wanted_replicas() == 3
+    made.reconcile()
+    StatusFile(cluster.service_spec(config).replicas_folder, "r").write(ReplicaStatus("r", os.getpid(), ready=True))
+    made._checked_at = 0.0
+    made.reconcile()
+    ledger.close()
+    assert probed == [None, (address, 8123)], "before there is a replica, nobody need answer"
+
+
 def test_on_somebodys_cluster_the_service_is_deployed_again_when_no_replica_lives(outside: Outside) -> None:
     assert len(outside.deployed) == 1 and outside.deployed[0]["ours"] is False
     for _ in range(10):
@@ -311,6 +341,15 @@ def test_stop_ends_serving_even_if_the_daemon_does_not_end(tmp_path: Path) -> No
             process.kill()
             process.wait()
         hung.stdout.close()
+
+
+def test_stop_does_not_mind_a_daemon_that_ends_by_itself(tmp_path: Path, monkeypatch) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    owners = [LockOwner(gone.pid, 0.0), None]
+    monkeypatch.setattr(lock, "lock_owner", lambda _: owners.pop(0))
+    done = CliRunner().invoke(cli, ["stop", "--set", f"state.dir={tmp_path}", "--set", "ray.address=none"])
+    assert (done.exit_code, done.stdout) == (0, f"daemon {gone.pid} stopped\n")
 
 
 def test_a_port_that_another_program_has_is_said_at_once_with_what_to_type(tmp_path: Path) -> None:

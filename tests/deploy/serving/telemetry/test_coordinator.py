@@ -167,3 +167,14 @@ def test_a_report_that_is_lost_without_a_word_is_tried_again(monkeypatch: pytest
     monkeypatch.setattr(coordinator.ray, "get", fails)
     status._send(ReplicaStatus("far", 1, True, 1))
     assert status._coordinator is None
+
+
+def test_a_ray_that_does_not_answer_ends_no_thread_of_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise ray.exceptions.GetTimeoutError("the GCS does not answer")
+
+    monkeypatch.setattr(coordinator.ray, "get_actor", fails)
+    status = coordinator.RemoteStatus.__new__(coordinator.RemoteStatus)
+    status._coordinator = None
+    status._send(ReplicaStatus("far", 1, True, 1))
+    assert not coordinator.adopt_credentials()
