@@ -68,12 +68,12 @@ def layout_warnings(source: Path) -> list[str]:
                 ] if loose else []  # fmt: skip
     if nested and _find_splits(source):
         one = shlex.quote(str(nested[0]))
-        warnings.append(f"{names} are put together, for the daemon holds out images of its own (--holdout); to "
-                        f"pack one of them type `mqmk-daemon pack {one} ...`")  # fmt: skip
+        warnings.append(f"{names} are merged: the daemon chooses its own held-out images (--holdout); to pack "
+                        f"only one of them, run `mqmk-daemon pack {one} ...`")  # fmt: skip
     elif splits:
         one = shlex.quote(str((nested or splits)[0]))
         warnings.append(f"{names}: taken for the name of a class, but it looks like a train/test layout; to pack the "
-                        f"classes in it type `mqmk-daemon pack {one} ...`")  # fmt: skip
+                        f"classes in it, run `mqmk-daemon pack {one} ...`")  # fmt: skip
     return warnings
 
 

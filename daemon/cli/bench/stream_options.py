@@ -27,11 +27,14 @@ _OPTIONS = (
     click.option("--weights", type=click.Path(exists=True, dir_okay=False, path_type=Path),
                  help="safetensors file of the backbone.  [default: from the model hub]"),
     click.option("--image-size", type=click.IntRange(min=8), help="Pixels.  [default: the backbone's own]"),
-    click.option("--train-per-class", type=click.IntRange(min=1), help="Maximum number.  [default: all]"),
-    click.option("--test-per-class", type=click.IntRange(min=1), help="Maximum number.  [default: all]"),
-    click.option("--epochs", type=click.IntRange(min=1), show_default=str(DEFAULTS.epochs)),
+    click.option("--train-per-class", type=click.IntRange(min=1),
+                 help="Maximum number of training images per class.  [default: all]"),
+    click.option("--test-per-class", type=click.IntRange(min=1),
+                 help="Maximum number of test images per class.  [default: all]"),
+    click.option("--epochs", type=click.IntRange(min=1), show_default=str(DEFAULTS.epochs), help="Epochs per task."),
     click.option("--batch", type=click.IntRange(min=1), show_default=str(DEFAULTS.batch), help="Images per step."),
-    click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True),
+    click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True,
+                 help="Number of runs, each with its own seed."),
 )  # fmt: skip
 
 

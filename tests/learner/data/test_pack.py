@@ -260,7 +260,7 @@ def test_splits_that_are_put_together_are_mentioned_with_what_to_type_for_one(tm
     packed = pack_images(tmp_path / "photos", tmp_path / "tasks", "birds")
     assert packed.counts == {"heron": 3}
     (warning,) = packed.warnings
-    assert warning.startswith("test, train are put together") and f"pack {tmp_path}/photos/test ..." in warning
+    assert warning.startswith("test, train are merged") and f"pack {tmp_path}/photos/test ..." in warning
 
 
 def test_a_folder_of_images_says_what_to_type(folder, tmp_path):
