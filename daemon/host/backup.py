@@ -133,7 +133,7 @@ class _Copy:
             versions=tuple(number for number, is_there in found.items() if is_there),
             missing=tuple(number for number, is_there in found.items() if not is_there),
             tasks=len(tasks),
-            bytes=_seal(self.there.folder),
+            bytes=_write_checksums(self.there.folder),
         )
         replace_file(self.there.folder / NOTE, (json.dumps(asdict(done), indent=2) + "\n").encode())
         return done
@@ -226,7 +226,7 @@ def _copy_tree(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _seal(folder: Path) -> int:
+def _write_checksums(folder: Path) -> int:
     """Sync everything to disk, with the hash of every file for `sha256sum -c`; returns the size in bytes."""
     lines, size = [], 0
     for path in sorted(_files(folder)):
