@@ -4,7 +4,7 @@ Four kinds of source are understood:
 - class folders, `CLASS/**/*.jpg` (torchvision ImageFolder), also inside split folders `train/ test/ validation/`;
 - `metadata.csv` or `metadata.jsonl` with `file_name` and `label` (Hugging Face imagefolder), also in split folders;
 - a .csv file, or a folder with a single one, with a column image, file, path or file_name and a column label or class.
-Splits are put together: which images are held out is decided by their content, so that it never changes.
+Splits are merged: which images are held out is decided by their content, so that it never changes.
 """
 
 import csv

@@ -1,4 +1,4 @@
-"""The images of a report as SVG: lines after each task, the confusion of tasks, a map of queries.
+"""The charts of a report as SVG: lines after each task, the confusion of tasks, a map of queries.
 
 Colours are CSS variables of the page (`templates/report.css`), so that they change with light and dark.
 """

@@ -1,4 +1,4 @@
-"""`mqmk-daemon bench compare`: our methods and their rivals on one stream of tasks, under one protocol."""
+"""`mqmk-daemon bench compare`: MQMK and other methods on one stream of tasks, under one protocol."""
 
 import json
 from pathlib import Path
