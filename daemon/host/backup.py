@@ -34,6 +34,7 @@ from mqmk.matcher.pool_cards import PoolCard
 from mqmk.matcher.pool_files import read_pool
 from mqmk.matcher.pool_store import Pointer
 
+REPAIR: Final = "repair it first (`mqmk-daemon doctor --rebuild`, or restore a backup)"
 SCHEMA: Final = 1
 NOTE, SUMS = "BACKUP.json", "SHA256SUMS"
 
@@ -83,9 +84,6 @@ def back_up(config: Config, destination: Path, timeout: float = 60.0) -> BackupS
     part.rename(destination)
     sync_folder(destination.parent)
     return done
-
-
-REPAIR: Final = "repair it first (`mqmk-daemon doctor --rebuild`, or restore a backup)"
 
 
 @dataclass(frozen=True)
@@ -173,9 +171,7 @@ class _Copy:
         except PoolError as error:
             if not (here.versions / name).exists():  # removed in this moment
                 raise _ChangedError(f"version {row.version} was removed") from error
-            raise DaemonError(
-                f"{error}; repair it first (`mqmk-daemon doctor --rebuild`, or restore a backup)"
-            ) from error
+            raise DaemonError(f"{error}; {REPAIR}") from error
         _copy_tree(self.here.evaluation(row.digest), self.there.evaluation(row.digest))
         return True
 
@@ -186,9 +182,7 @@ class _Copy:
         try:
             read_pool(folder)
         except PoolError as error:
-            raise DaemonError(
-                f"{error}; repair it first (`mqmk-daemon doctor --rebuild`, or restore a backup)"
-            ) from error
+            raise DaemonError(f"{error}; {REPAIR}") from error
         _copy_tree(folder, self.there.store.folder / folder.name)
         return True
 

@@ -181,13 +181,6 @@ def wait_until_ready(spec: ServiceSpec, count: int, seconds: float) -> None:
         time.sleep(0.1)
 
 
-def notify_replicas(seconds: float = 2.0) -> None:
-    """Make replicas poll CURRENT now. They would do so anyway, so errors do not matter."""
-    with suppress(Exception):
-        handle: Any = serve.get_deployment_handle(DEPLOYMENT, APPLICATION)
-        handle.broadcast("poll_now").results(timeout_s=seconds)
-
-
 def shutdown() -> None:
     """End the service; harmless if there is none."""
     serve.shutdown()  # type: ignore[no-untyped-call]
