@@ -50,7 +50,7 @@ def test_a_proxy_that_serve_does_not_replace_costs_serve_a_restart_and_never_the
     assert decide(watch, silent, now=PROXY_SECONDS) == (Watch(), Action.RESTART_SERVE)
 
 
-def test_slow_http_restarts_nothing_however_long_it_takes_but_is_told_in_the_end():
+def test_slow_http_restarts_nothing_however_long_it_takes_but_is_reported_in_the_end():
     slow, watch = HeadHealth(silent=(Part.HTTP,)), Watch()
     actions = []
     for now in range(0, 3600, 2):

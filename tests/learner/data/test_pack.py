@@ -103,7 +103,7 @@ def test_classes_are_mixed_within_a_shard(tmp_path):
     assert seen == {b"heron", b"owl"}
 
 
-def test_progress_is_told_image_by_image(folder, tmp_path):
+def test_progress_is_reported_image_by_image(folder, tmp_path):
     calls = []
     pack(folder, tmp_path / "tasks", "birds", progress=lambda done, total: calls.append((done, total)))
     assert calls == [(number, 12) for number in range(1, 13)]
