@@ -22,7 +22,7 @@ from mqmk.daemon.pipeline.s3_mirror import S3Mirror
 from mqmk.daemon.pipeline.store_upgrade import upgrade_store
 from mqmk.daemon.registry.interface import Registry
 from mqmk.daemon.registry.recorder import Recorder
-from mqmk.daemon.start_up import Announcement, log_farewell, start_or_undo
+from mqmk.daemon.start_up import Announcement, log_stopped, start_or_undo
 from mqmk.daemon.state_dir import StateDir
 from mqmk.daemon.status.snapshot import Snapshot
 
@@ -46,7 +46,7 @@ def run_daemon(config: Config, options: Sequence[str] = ()) -> None:
         loop.handle_signals()
         log.info(f"watching {display(config.bucket_url)}", extra=event("daemon.started", state=str(config.state.dir)))
         start_or_undo(loop.runtime, config)
-        parts.callback(log_farewell, Snapshot(config, ledger), options)
+        parts.callback(log_stopped, Snapshot(config, ledger), options)
         parts.callback(loop.runtime.stop)
         manager.ready(f"watching {display(config.bucket_url)}")
         parts.callback(Announcement(config, backbone, loop.metrics.url, options).start())

@@ -31,7 +31,7 @@ def configure_logging(settings: Log, stream: TextIO | None = None) -> None:
     """Send every log line of this process to the stream; from other packages, only warnings."""
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(HumanLines() if _is_for_people(settings, stream) else JsonLines())
+    handler.setFormatter(HumanLines() if _is_human_readable(settings, stream) else JsonLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
@@ -90,7 +90,7 @@ def _escape(line: str) -> str:
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in line)
 
 
-def _is_for_people(settings: Log, stream: TextIO) -> bool:
+def _is_human_readable(settings: Log, stream: TextIO) -> bool:
     return settings.format == "human" or (settings.format == "auto" and stream.isatty())
 
 

@@ -106,7 +106,7 @@ class Announcement:
         return {name: place for name, place in found.items() if place}
 
 
-def log_farewell(snapshot: Snapshot, options: Sequence[str] = ()) -> None:
+def log_stopped(snapshot: Snapshot, options: Sequence[str] = ()) -> None:
     """The last line of the log; serving may continue."""
     url = snapshot.serving()["url"]
     stop = shlex.join(("mqmk-daemon", "stop", *options))

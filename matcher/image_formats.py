@@ -35,11 +35,11 @@ def name_format(data: bytes) -> str | None:
     """The name of a format that is not accepted by default; None if it is not a common one."""
     if data[4:8] == b"ftyp":
         size = min(int.from_bytes(data[:4], "big"), 256)
-        return _name_brand({data[place : place + 4] for place in (8, *range(16, size, 4))})
+        return _name_container_format({data[place : place + 4] for place in (8, *range(16, size, 4))})
     return next((name for magic, name in _MAGIC.items() if data.startswith(magic)), None)
 
 
-def _name_brand(brands: set[bytes]) -> str:
+def _name_container_format(brands: set[bytes]) -> str:
     """The format of a file in MP4's container."""
     if brands & {b"avif", b"avis"}:
         return "AVIF"

@@ -89,13 +89,13 @@ class TaskPrompt:
         """The same on another device; itself if it is there."""
         if all(tensor.device == device for tensor in self.tensors().values()):
             return self
-        return self._same_with({name: tensor.to(device) for name, tensor in self.tensors().items()})
+        return self._copy_with({name: tensor.to(device) for name, tensor in self.tensors().items()})
 
     def stored_as(self, layer: str, size: int, statistics: str) -> "TaskPrompt":
         """The same, whose tensors are known to be in these layers; a `replace` of it knows of none."""
-        return self._same_with({"layer": layer, "layer_bytes": size, "statistics": statistics})
+        return self._copy_with({"layer": layer, "layer_bytes": size, "statistics": statistics})
 
-    def _same_with(self, values: Mapping[str, Any]) -> "TaskPrompt":
+    def _copy_with(self, values: Mapping[str, Any]) -> "TaskPrompt":
         """A copy that needs no checks: it holds the same numbers."""
         same = copy(self)
         for name, value in values.items():

@@ -24,7 +24,7 @@ HISTORY = (
 
 PATTERNS = (
     # image
-    r"\b[Pp]ictures?\b(?!>)",
+    r"\b[Pp]ictures?\b(?!>| frame\b)",  # an HTML element, a class of Quick, Draw!
     r"_pictures?\b|\bpictures?_",
     # PredictionResult, PredictOptions, Predictor, predict_files
     r"\bTold\b|\ball_told\b|\btold\.py\b",

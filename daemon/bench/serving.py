@@ -159,7 +159,7 @@ def measure_serving(
 
 def _predictor(settings: BenchSettings, folder: Path, images: Path) -> ServingReport:
     name = settings.backbone
-    found = _against_the_predictor(settings, _service_spec(settings, folder, name), images)
+    found = _compare_with_predictor(settings, _service_spec(settings, folder, name), images)
     promise = f"{name}: {SERVE} at {SOME} clients, of the predictor in one process"
     facts = {
         f"{name}: {SERVE} at {SOME} clients, of a predictor for each core": found.ratio((SERVE, SOME), (EACH, SOME)),
@@ -190,7 +190,7 @@ PARTS: Final[Mapping[str, Callable[[BenchSettings, Path, Path], ServingReport]]]
 def _report_against_plain_servers(
     settings: BenchSettings, served: ServiceSpec, images: Path, name: str
 ) -> ServingReport:
-    found = _against_plain_servers(settings, served, images, name)
+    found = _compare_with_plain_servers(settings, served, images, name)
     facts = {f"embedded: {name}, {MANY} clients over {FEW}": found.ratio((name, MANY), (name, FEW))}
     for other in (OUR_API, LINES):
         for clients in (FEW, SOME):
@@ -208,7 +208,7 @@ def _service_spec(settings: BenchSettings, folder: Path, backbone: str) -> Servi
     )
 
 
-def _against_the_predictor(settings: BenchSettings, served: ServiceSpec, images: Path) -> _Rounds:
+def _compare_with_predictor(settings: BenchSettings, served: ServiceSpec, images: Path) -> _Rounds:
     _serve(served)
     alone = PredictorSettings(served.pools, served.backbone, served.weights, served.serve.matcher, images)
     with ExitStack() as stack:
@@ -222,7 +222,7 @@ def _against_the_predictor(settings: BenchSettings, served: ServiceSpec, images:
         return _Rounds(served.backbone, ways, settings.rounds)
 
 
-def _against_plain_servers(settings: BenchSettings, served: ServiceSpec, images: Path, name: str) -> _Rounds:
+def _compare_with_plain_servers(settings: BenchSettings, served: ServiceSpec, images: Path, name: str) -> _Rounds:
     _serve(served)
     plain = replace(served, serve=replace(served.serve, haproxy=False), threads=settings.cores, private=None)
     with ExitStack() as stack:

@@ -44,7 +44,7 @@ class FolderStore:
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
-    def everything(self) -> Iterator[tuple[str, list[StoredFile] | None]]:
+    def list_all(self) -> Iterator[tuple[str, list[StoredFile] | None]]:
         """Folder by folder."""
         return ((folder, self._files_or_none(f"{TASKS}/{folder}")) for folder in self.folders())
 

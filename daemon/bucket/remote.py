@@ -54,7 +54,7 @@ class RemoteStore:
         path = self._path(TASKS)
         with suppress(FileNotFoundError), self._translate_errors():
             found = self._files.ls(path, detail=True)
-            return [name for info in found if info["type"] == "directory" and (name := _below(path, info))]
+            return [name for info in found if info["type"] == "directory" and (name := _relative_name(path, info))]
         return []
 
     def files(self, place: str) -> list[StoredFile]:
@@ -64,13 +64,13 @@ class RemoteStore:
             return [file for info in self._files.ls(path, detail=True) if (file := _to_stored_file(path, info))]
         return []
 
-    def everything(self) -> Iterator[tuple[str, list[StoredFile] | None]]:
+    def list_all(self) -> Iterator[tuple[str, list[StoredFile] | None]]:
         """One flat listing: a request per thousand objects instead of one per task."""
         path = self._path(TASKS)
         folders: dict[str, list[StoredFile]] = {}
         with suppress(FileNotFoundError), self._translate_errors():
             for info in self._files.find(path, detail=True).values():
-                folder = _below(path, info).split("/")[0]
+                folder = _relative_name(path, info).split("/")[0]
                 file = _to_stored_file(f"{path}/{folder}", info)
                 if file is not None:
                     folders.setdefault(folder, []).append(file)
@@ -152,13 +152,13 @@ def to_bucket_error(name: str, error: BaseException) -> BucketError:
     return BucketError(f"{name}: {failure.reason}", transient=failure.is_transient)
 
 
-def _below(path: str, info: dict[str, Any]) -> str:
+def _relative_name(path: str, info: dict[str, Any]) -> str:
     return cast(str, info["name"])[len(path) + 1 :]
 
 
 def _to_stored_file(path: str, info: dict[str, Any]) -> StoredFile | None:
     """None for a folder or its placeholder, a deeper object, and a hidden one."""
-    name = _below(path, info)
+    name = _relative_name(path, info)
     if info["type"] != "file" or not name or "/" in name or name.startswith("."):
         return None
     changed = next((info[field] for field in _TIMES if info.get(field)), 0.0)

@@ -103,7 +103,7 @@ class Bucket:
         found: list[FoundTask] = []
         for folder, listed in self._list_folders(known, everything, problems):
             try:
-                present = Contents.of(self._store.files(_place(folder)) if listed is None else listed)
+                present = Contents.of(self._store.files(_task_path(folder)) if listed is None else listed)
                 task = self._classify(folder, present, known.get(folder), problems)
             except BucketError as error:
                 if error.transient:
@@ -121,14 +121,14 @@ class Bucket:
 
     def shards(self, folder: str) -> list[StoredShard]:
         """The tars of a folder, by name."""
-        found = Contents.of(self._store.files(_place(folder)))
+        found = Contents.of(self._store.files(_task_path(folder)))
         return [StoredShard(shard.name, shard.bytes) for shard in found.shards if is_safe_name(shard.name)]
 
     def open_shard(self, folder: str, name: str) -> BinaryIO:
         """A shard as a stream; FileNotFoundError if it does not exist, else BucketError, here and in every read."""
         if not is_safe_name(name):
             raise BucketError(f"expected the name of a shard, got {name!a:.100}", transient=False)
-        return self._store.open_file(_place(folder), name)
+        return self._store.open_file(_task_path(folder), name)
 
     def wait(self, seconds: float) -> bool:
         """Sleep; True as soon as a scan is worthwhile: a local folder changed, one may have settled, or `wake`."""
@@ -160,7 +160,7 @@ class Bucket:
 
         Files added since then are neither moved nor deleted; BucketError if they replaced what was learned.
         """
-        _place(folder)
+        _task_path(folder)
         cleanup.clean_up(self._store, folder, fingerprint, how, manifest)
 
     def close(self) -> None:
@@ -173,7 +173,7 @@ class Bucket:
         self, known: Mapping[str, str], everything: bool, problems: list[str]
     ) -> Iterator[tuple[str, list[StoredFile] | None]]:
         """The folders to classify, with their files where they are listed already; invalid names are problems."""
-        whole = dict(self._store.everything()) if everything or self._size <= MOST_LISTED else None
+        whole = dict(self._store.list_all()) if everything or self._size <= MOST_LISTED else None
         if whole is not None:
             self._size = sum(len(files or ()) for files in whole.values())
         names = sorted(self._store.folders() if whole is None else whole)
@@ -244,7 +244,7 @@ def _find_problem(found: Contents) -> str | None:
     return None
 
 
-def _place(folder: str) -> str:
+def _task_path(folder: str) -> str:
     if not is_safe_name(folder):
         raise BucketError(f"expected the name of a folder under {TASKS}/, got {folder!a:.100}", transient=False)
     return f"{TASKS}/{folder}"

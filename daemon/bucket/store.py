@@ -32,7 +32,7 @@ class Store(Protocol):
     def files(self, place: str) -> list[StoredFile]:
         """The files of a folder, without subfolders and hidden files."""
 
-    def everything(self) -> Iterator[tuple[str, list[StoredFile] | None]]:
+    def list_all(self) -> Iterator[tuple[str, list[StoredFile] | None]]:
         """Every folder under `tasks/` with its files, as cheaply as the store allows; None where `files` would fail."""
 
     def open_file(self, place: str, name: str) -> BinaryIO:

@@ -58,14 +58,14 @@ class FolderWatch:
     def _changes(self) -> Iterator[object]:
         return watch(
             self._folder,
-            watch_filter=self._matters,
+            watch_filter=self._is_relevant,
             stop_event=self._stop,
             rust_timeout=_CHECK_MILLISECONDS,
             yield_on_timeout=True,
             raise_interrupt=False,
         )
 
-    def _matters(self, change: Change, path: str) -> bool:
+    def _is_relevant(self, change: Change, path: str) -> bool:
         """Ignore hidden names: half-written folders and files of copying tools."""
         with suppress(ValueError):
             return not any(part.startswith(".") for part in Path(path).relative_to(self._folder).parts)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def export(loaded: "Loaded", version: str, destination: Path, as_json: bool) -> None:
     """Write VERSION (a number, or `current`) to a new folder, DESTINATION: all layers in one file, and a card.
 
-    The daemon may run. The folder needs nothing else: `mqmk.load(DESTINATION)` and `mqmk-daemon predict --local
+    The daemon may be running. The folder is self-contained: `mqmk.load(DESTINATION)` and `mqmk-daemon predict --local
     DESTINATION` read it.
     """
     from mqmk.daemon.errors import DaemonError

@@ -66,12 +66,12 @@ def _check(ledger: "Ledger", kind: str, subject: str) -> None:
         raise LedgerError(f"there is no task {subject}; `mqmk-daemon tasks` lists them")
 
 
-retry = _operator_command("retry", "TASK", "Retry a task now: quarantined, in conflict, or waiting for its next try.")
+retry = _operator_command("retry", "TASK", "Retry a task now: quarantined, in conflict, or waiting for a retry.")
 rollback = _operator_command(
     "rollback", "VERSION", "Serve an earlier version. Tasks that it does not contain become HELD."
 )
 promote = _operator_command(
-    "promote", "TASK|VERSION", "Serve a held task regardless of the gate, or switch to a version."
+    "promote", "TASK|VERSION", "Serve a held task regardless of its accuracy, or switch to a version."
 )
 forget = _operator_command("forget", "TASK", "Publish a version without this task and delete its data.")
 
@@ -82,7 +82,7 @@ def commands() -> None:
 
 
 @commands.command("list")
-@click.option("--all", "everything", is_flag=True, help="Include recent commands that are done.")
+@click.option("--all", "everything", is_flag=True, help="Include recently completed commands.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @config_options
 def list_commands(loaded: "Loaded", everything: bool, as_json: bool) -> None:

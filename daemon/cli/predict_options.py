@@ -24,15 +24,15 @@ def predict_options(command: Callable[..., Result]) -> Callable[..., Result]:
 
     @click.option("--url", metavar="URL", help="URL of the service.  [default: that of the state directory]")
     @click.option("--local", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="FOLDER",
-                  help="Use a pool on disk: a version's folder, or a `pools` folder for the current one.")  # fmt: skip
-    @click.option("--matcher", type=click.Choice(MATCHERS), help="How the task is matched.  [default: as configured]")
+                  help="Use a pool on disk: an exported version, or the current one of a state directory.")  # fmt: skip
+    @click.option("--matcher", type=click.Choice(MATCHERS), help="Matcher to use.  [default: as configured]")
     @config_options
     @functools.wraps(command)
     def with_predictor(
         *arguments: Any, loaded: "Loaded", url: str | None, local: Path | None, **options: Any
     ) -> Result:
         if url and local:
-            raise click.UsageError("--url and --local exclude each other")
+            raise click.UsageError("--url and --local are mutually exclusive")
         return command(*arguments, open_predictor=functools.partial(_open_predictor, loaded, url, local), **options)
 
     return with_predictor

@@ -45,7 +45,7 @@ class HttpPredictor:
                 pages.append(self._pool_page(query))
             if len({page["digest"] for page in pages}) == 1:
                 return {task["name"]: task["classes"] for page in pages for task in page["tasks"]}
-        raise DaemonError(f"{self.place}/pool: its pages were of different versions, {_TRIES} times; type it again")
+        raise DaemonError(f"{self.place}/pool: its pages came from different versions, {_TRIES} times; try again")
 
     def predict(self, files: Sequence[Path]) -> Iterator[PredictionResult]:
         ready = self._get("/v2/health/ready")

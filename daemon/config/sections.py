@@ -67,7 +67,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Pools:
-    """Where replicas find pool versions. The daemon's own are always in the folder `pools` of the state directory."""
+    """Where replicas find pool versions. The daemon keeps its own in the folder `pools` of the state directory."""
 
     url: S3Url | None = None
     """`s3://bucket/prefix` for copies of versions; replicas watch its `pools/CURRENT`. None: they watch the folder."""
@@ -148,9 +148,9 @@ class Ray:
     address: str = "local"
     """`local` starts a Ray head, `none` trains in the daemon and serves nothing; else the address of a cluster."""
     num_cpus: Count | None = None
-    """Of the local Ray; none uses all."""
+    """CPUs of the local Ray; none uses all."""
     num_gpus: Annotated[int | None, Range(0)] = None
-    """Of the local Ray; none uses all."""
+    """GPUs of the local Ray; none uses all."""
     trainer_cpus: Resource = 1.0
     """CPUs of one trainer."""
     trainer_gpus: Resource = 0.0
@@ -184,7 +184,7 @@ class Metrics:
     """The daemon's Prometheus metrics."""
 
     host: str = "127.0.0.1"
-    """Address to listen at."""
+    """Address to listen on."""
     port: Port = 9109
     """Port of `/metrics`, `/healthz` and `/readyz`; 0 takes a free one."""
     stalled_seconds: Annotated[float, Range(1)] = 300.0

@@ -119,7 +119,7 @@ def choose_port(wanted: int | None = None, *taken: int) -> int:
     if wanted is None:
         return free_port(PORTS, taken)
     if wanted in taken or not is_free(wanted):
-        raise DaemonError(f"port {wanted} is taken already; choose another one, or leave it out to get a free one")
+        raise DaemonError(f"port {wanted} is already in use; choose another one, or omit it to get a free one")
     return wanted
 
 

@@ -34,6 +34,7 @@ from mqmk.matcher.pool_cards import PoolCard
 from mqmk.matcher.pool_files import read_pool
 from mqmk.matcher.pool_store import Pointer
 
+REPAIR: Final = "repair it first (`mqmk-daemon doctor --rebuild`, or restore a backup)"
 SCHEMA: Final = 1
 NOTE, SUMS = "BACKUP.json", "SHA256SUMS"
 
@@ -85,9 +86,6 @@ def back_up(config: Config, destination: Path, timeout: float = 60.0) -> BackupS
     return done
 
 
-REPAIR: Final = "repair it first (`mqmk-daemon doctor --rebuild`, or restore a backup)"
-
-
 @dataclass(frozen=True)
 class _Row:
     """A version of the copied ledger."""
@@ -133,7 +131,7 @@ class _Copy:
             versions=tuple(number for number, is_there in found.items() if is_there),
             missing=tuple(number for number, is_there in found.items() if not is_there),
             tasks=len(tasks),
-            bytes=_seal(self.there.folder),
+            bytes=_write_checksums(self.there.folder),
         )
         replace_file(self.there.folder / NOTE, (json.dumps(asdict(done), indent=2) + "\n").encode())
         return done
@@ -173,9 +171,7 @@ class _Copy:
         except PoolError as error:
             if not (here.versions / name).exists():  # removed in this moment
                 raise _ChangedError(f"version {row.version} was removed") from error
-            raise DaemonError(
-                f"{error}; repair it first (`mqmk-daemon doctor --rebuild`, or restore a backup)"
-            ) from error
+            raise DaemonError(f"{error}; {REPAIR}") from error
         _copy_tree(self.here.evaluation(row.digest), self.there.evaluation(row.digest))
         return True
 
@@ -186,9 +182,7 @@ class _Copy:
         try:
             read_pool(folder)
         except PoolError as error:
-            raise DaemonError(
-                f"{error}; repair it first (`mqmk-daemon doctor --rebuild`, or restore a backup)"
-            ) from error
+            raise DaemonError(f"{error}; {REPAIR}") from error
         _copy_tree(folder, self.there.store.folder / folder.name)
         return True
 
@@ -226,7 +220,7 @@ def _copy_tree(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _seal(folder: Path) -> int:
+def _write_checksums(folder: Path) -> int:
     """Sync everything to disk, with the hash of every file for `sha256sum -c`; returns the size in bytes."""
     lines, size = [], 0
     for path in sorted(_files(folder)):

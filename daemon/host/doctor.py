@@ -230,14 +230,14 @@ def backbone(config: Config) -> CheckResult:
         chosen.name, weights=chosen.weights or HUB, sha256=chosen.sha256, image_size=chosen.image_size, device=cpu
     )
     check_settings(config.train, vit.depth)
-    info, trained_on = vit.info, _trained_on(config)
+    info, trained_on = vit.info, _read_trained_backbone(config)
     if trained_on not in (None, info):
         what = f"{config.state.dir} was trained on {trained_on}, but the configured backbone is {info}"
         return "fail", what, "configure the backbone it was trained on, or choose another state.dir (--state FOLDER)"
     return "ok", f"{info.name}, {info.image_size} px, sha256 {info.weights_sha256[:12]}", ""
 
 
-def _trained_on(config: Config) -> "BackboneInfo | None":
+def _read_trained_backbone(config: Config) -> "BackboneInfo | None":
     """The backbone of the current version; None before the first one, or if it cannot be read."""
     from mqmk.matcher.pool_store import current_backbone
 
@@ -252,7 +252,9 @@ def ray(config: Config) -> CheckResult:
     if config.ray.address == "none":
         return "ok", "not used: tasks are trained in the daemon, nothing is served", ""
     if config.ray.address != "local":
-        return _reachable(config.ray.address, 10001, "check whether the cluster is running, or correct ray.address")
+        return _check_reachable(
+            config.ray.address, 10001, "check whether the cluster is running, or correct ray.address"
+        )
     if not config.ray_head_file.exists():
         return "ok", "not running; `mqmk-daemon start` starts it", ""
     to_do = f"mqmk-daemon stop, then start; if that does not help, remove {config.ray_head_file}"
@@ -260,7 +262,7 @@ def ray(config: Config) -> CheckResult:
         address = str(json.loads(config.ray_head_file.read_text())["address"])
     except (ValueError, KeyError, TypeError):
         return "fail", f"{config.ray_head_file} cannot be parsed", to_do
-    return _reachable(address, 6379, to_do)
+    return _check_reachable(address, 6379, to_do)
 
 
 def mlflow(config: Config) -> CheckResult:
@@ -324,7 +326,7 @@ def _parts(address: str) -> SplitResult:
     return parts
 
 
-def _reachable(address: str, usual_port: int, to_do: str) -> CheckResult:
+def _check_reachable(address: str, usual_port: int, to_do: str) -> CheckResult:
     parts = _parts(address)
     host, port = parts.hostname or "", parts.port or usual_port
     try:

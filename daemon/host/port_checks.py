@@ -21,7 +21,7 @@ def serve_port(config: Config) -> CheckResult:
     if not config.serve.enabled or config.ray.address == "none":
         return "ok", "serving is off", ""
     host, port = config.serve.host, config.serve.port
-    if (result := _if_free(host, port, "serve")) is not None:
+    if (result := _check_free(host, port, "serve")) is not None:
         return result
     local = config.ray.address == "local"
     if local and _serves_at(config, port):
@@ -29,22 +29,24 @@ def serve_port(config: Config) -> CheckResult:
     other = b'"mqmk-daemon"' in _fetch(host, port, "/openapi.json")  # which needs no API key
     if other and not local:
         return "ok", f"{host}:{port} is ours", ""
-    return _taken("serve", host, port, "the service of another state directory" if other else "another program")
+    return _report_in_use("serve", host, port, "the service of another state directory" if other else "another program")
 
 
 def metrics_port(config: Config) -> CheckResult:
     """The port of the metrics is free, or this state directory's own daemon listens on it."""
     host, port = config.metrics.host, config.metrics.port
-    if (result := _if_free(host, port, "metrics")) is not None:
+    if (result := _check_free(host, port, "metrics")) is not None:
         return result
     owner = lock_owner(config.state.dir)
     if owner and owner.metrics_url and urlsplit(owner.metrics_url).port == port:
         return "ok", f"{host}:{port} is ours", ""
     other = b"mqmk_" in _fetch(host, port, "/metrics")
-    return _taken("metrics", host, port, "the daemon of another state directory" if other else "another program")
+    return _report_in_use(
+        "metrics", host, port, "the daemon of another state directory" if other else "another program"
+    )
 
 
-def _if_free(host: str, port: int, section: str) -> CheckResult | None:
+def _check_free(host: str, port: int, section: str) -> CheckResult | None:
     """None if something listens there."""
     if port == 0:
         return "ok", "any free port", ""
@@ -67,7 +69,7 @@ def _serves_at(config: Config, port: int) -> bool:
     return head is not None and is_alive(head.leader) and urlsplit(url).port == port
 
 
-def _taken(section: str, host: str, port: int, who: str) -> CheckResult:
+def _report_in_use(section: str, host: str, port: int, who: str) -> CheckResult:
     end = "`mqmk-daemon stop --state THAT` stops it" if "state directory" in who else (
         f"see which: ss -ltnp 'sport = :{port}'"
     )  # fmt: skip

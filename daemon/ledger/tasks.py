@@ -20,12 +20,12 @@ class TaskLedger(Database):
 
     def tasks(self, *states: State) -> list[TaskRow]:
         """All tasks, or those in one of the states, in order of arrival."""
-        where = f"WHERE state IN ({_marks(states)})" if states else ""
+        where = f"WHERE state IN ({_placeholders(states)})" if states else ""
         return self._tasks(f"{where} ORDER BY id", *states)
 
     def has_tasks(self, *states: State) -> bool:
         """Whether a task is in one of the states."""
-        return bool(self._rows(f"SELECT 1 FROM tasks WHERE state IN ({_marks(states)}) LIMIT 1", *states))
+        return bool(self._rows(f"SELECT 1 FROM tasks WHERE state IN ({_placeholders(states)}) LIMIT 1", *states))
 
     def due_tasks(self, state: State, now: float) -> Iterator[TaskRow]:
         """Tasks in a state that may be worked on now, in order of arrival; read as they are asked for."""
@@ -65,7 +65,8 @@ class TaskLedger(Database):
     def owners(self, classes: Collection[str], but: TaskRow) -> dict[str, str]:
         """Class -> task, for those of the classes that another task has."""
         sql = f"""SELECT class, name FROM classes JOIN tasks ON id = task
-            WHERE class IN (SELECT value FROM json_each(?)) AND state IN ({_marks(LIVE)}) AND id != ? ORDER BY id"""
+            WHERE class IN (SELECT value FROM json_each(?)) AND state IN ({_placeholders(LIVE)}) AND id != ?
+            ORDER BY id"""
         return {row["class"]: row["name"] for row in self._rows(sql, to_sql([*classes]), *LIVE, but.id)}
 
     def tasks_named(self, name: str) -> list[TaskRow]:
@@ -102,7 +103,7 @@ class TaskLedger(Database):
 
     def tasks_to_clean_up(self) -> list[TaskRow]:
         """Tasks in the pool whose shards `bucket.after_learning` has not been applied to."""
-        return self._tasks(f"WHERE NOT tidied AND state IN ({_marks(IN_POOL)}) ORDER BY id", *IN_POOL)
+        return self._tasks(f"WHERE NOT tidied AND state IN ({_placeholders(IN_POOL)}) ORDER BY id", *IN_POOL)
 
     def has_task_to_retry(self, code: str) -> bool:
         """Whether the current step of a task failed for this reason and will be retried."""
@@ -201,5 +202,5 @@ def _task(row: Mapping[str, Any]) -> TaskRow:
     return TaskRow(**{**row, "state": State(row["state"])})
 
 
-def _marks(values: Collection[Any]) -> str:
+def _placeholders(values: Collection[Any]) -> str:
     return ", ".join("?" * len(values))

@@ -43,7 +43,7 @@ DAEMON_METRICS: Final = (
     Metric("mqmk_last_pass_timestamp_seconds", "gauge", (), "seconds",
            "When the loop last finished a pass; 0 before the first one."),
     Metric("mqmk_dependency_up", "gauge", ("dependency",), "",
-           "1 if a dependency works: bucket, ray, mlflow, pools (S3), disk, state (the state directory)."),
+           "1 if a dependency works: bucket, ray, mlflow, pools (S3), backbone, disk, state (the state directory)."),
     Metric("mqmk_state_disk_free_bytes", "gauge", (), "bytes", "Free space on the file system of the state directory."),
     Metric("mqmk_state_disk_size_bytes", "gauge", (), "bytes", "Size of the file system of the state directory."),
     # Tasks
@@ -123,8 +123,8 @@ DAEMON_METRICS: Final = (
     Metric("mqmk_heldout_task_accuracy_ratio", "gauge", ("task", "matcher"), "ratio",
            "Accuracy of the label on the same images."),
     Metric("mqmk_heldout_task_accuracy_given_task_ratio", "gauge", ("task",), "ratio",
-           "Accuracy if every match were right, which is what the gate checks; the difference to the accuracy is lost "
-           "by matching."),
+           "Accuracy if every match were right, which is what the gate checks; the gap between this and the accuracy "
+           "is what matching loses."),
     Metric("mqmk_heldout_forgetting_ratio", "gauge", ("task",), "ratio",
            "Accuracy of a task when it was learned minus its accuracy now; above 0, part of it was forgotten."),
     Metric("mqmk_heldout_confusion_images", "gauge", ("true_task", "matched_task"), "images",

@@ -57,8 +57,8 @@ class LedgerReader:
             db.execute("BEGIN")  # a consistent snapshot
             self.totals.update(db)
             return LedgerSnapshot(
-                states=_states(db),
-                waiting=_waiting(db),
+                states=_count_states(db),
+                waiting=_count_waiting(db),
                 names=dict(db.execute("SELECT id, name FROM tasks WHERE state != 'FORGOTTEN' ORDER BY id").fetchall()),
                 task_states=dict(db.execute("SELECT id, state FROM tasks WHERE state != 'FORGOTTEN'").fetchall()),
                 progress={task: json.loads(text) for task, text in db.execute("SELECT task, detail FROM progress")},
@@ -95,12 +95,12 @@ class LedgerReader:
                 self._when_learned[name] = accuracy
 
 
-def _states(db: sqlite3.Connection) -> dict[State, int]:
+def _count_states(db: sqlite3.Connection) -> dict[State, int]:
     found = dict(db.execute("SELECT state, count(*) FROM tasks GROUP BY state").fetchall())
     return {state: found.get(state, 0) for state in State}
 
 
-def _waiting(db: sqlite3.Connection) -> dict[tuple[str, str], int]:
+def _count_waiting(db: sqlite3.Connection) -> dict[tuple[str, str], int]:
     sql = """SELECT state, coalesce(code, 'unknown'), count(*) FROM tasks
         WHERE state IN ('QUARANTINED', 'CONFLICT', 'HELD') GROUP BY 1, 2"""
     return {(state, code): count for state, code, count in db.execute(sql)}

@@ -50,7 +50,7 @@ class Probes:
         """503 if the loop hangs."""
         details = self._details()
         return (
-            ProbeAnswer(503, self._stalled() | details)
+            ProbeAnswer(503, self._stalled_error() | details)
             if self._is_stalled()
             else ProbeAnswer(200, {"ok": True} | details)
         )
@@ -92,13 +92,13 @@ class Probes:
         if self._passed_at is None:
             return _error("starting", "the daemon is starting: its first pass is not over")
         if self._is_stalled():
-            return self._stalled()
+            return self._stalled_error()
         for part in SERVING_PARTS:
             if part in dependencies and not dependencies[part]["up"]:
                 return _error(f"{part}_unavailable", f"{part} is unavailable: {dependencies[part]['reason']}")
         return self._replica_problem()
 
-    def _stalled(self) -> dict[str, str]:
+    def _stalled_error(self) -> dict[str, str]:
         return _error("stalled", f"no pass for {self._age():.0f} s; the limit is {self.limit:g} s")
 
     def _replica_problem(self) -> dict[str, str]:

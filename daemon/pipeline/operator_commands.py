@@ -38,7 +38,7 @@ class OperatorCommands:
             if self._must_wait(command) or not self._ledger.claim_command(command):
                 continue
             try:
-                answer = self._act(command)
+                answer = self._run_action(command)
             except Exception as error:  # one command must not end the daemon, now and at every start
                 self._handle_failure(command, error)
                 continue
@@ -74,7 +74,7 @@ class OperatorCommands:
         wanted = [each for each in self._ledger.pending_commands() if each.kind == "forget" and each.task == task.id]
         return any(self._ledger.claim_command(command) for command in wanted)
 
-    def _act(self, command: Command) -> str | None:
+    def _run_action(self, command: Command) -> str | None:
         if command.kind not in self._actions:
             raise LedgerError(f"there is no command {command.kind!r}; this daemon supports {', '.join(self._actions)}")
         return self._actions[command.kind](command)

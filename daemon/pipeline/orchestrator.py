@@ -162,16 +162,16 @@ class Orchestrator:
         self._start(task, job)
 
     def _start(self, task: TaskRow, job: Job) -> None:
-        if self.workers.has_capacity(type(job)) and task.id not in self._taken():
+        if self.workers.has_capacity(type(job)) and task.id not in self._assigned_tasks():
             self.workers.start(job)
             self.collect_results()
 
     def _due(self, state: State) -> Iterator[TaskRow]:
         """Tasks in a state that may be worked on now and that no worker has."""
-        taken = self._taken()
+        taken = self._assigned_tasks()
         return (task for task in self.ledger.due_tasks(state, self.clock()) if task.id not in taken)
 
-    def _taken(self) -> set[int]:
+    def _assigned_tasks(self) -> set[int]:
         """Tasks that a worker has."""
         return {number for job in self.workers.running() for number in attempts_of(job)}
 

@@ -34,11 +34,11 @@ def trace_origin(ledger: Ledger, base: PoolFiles | None) -> dict[str, Any]:
     found: set[str] = set()
     for prompt in pool.tasks:
         row = ledger.task_with_identity(prompt.manifest_sha256)
-        found |= {prompt.manifest_sha256, *_made_from(ledger, row)}
+        found |= {prompt.manifest_sha256, *_source_identities(ledger, row)}
     return {"digest": version.digest, "made_from": sorted(found)}
 
 
-def _made_from(ledger: Ledger, row: TaskRow | None) -> list[str]:
+def _source_identities(ledger: Ledger, row: TaskRow | None) -> list[str]:
     if row and row.base is not None:
         return list(row.base["made_from"])
     # Learned by release 0.1, which did not store this: assume every task learned before it.

@@ -22,7 +22,7 @@ DETACH_SECONDS: Final = 60.0
 """Ray takes ten to disconnect from a dead cluster."""
 
 T = TypeVar("T")
-GoOn = Callable[[], None]
+AbortCheck = Callable[[], None]
 """Raises GivenUpError once the call was given up."""
 
 
@@ -76,7 +76,7 @@ class Call(Generic[T]):
     instead of storing it.
     """
 
-    def __init__(self, work: Callable[[GoOn], T]) -> None:
+    def __init__(self, work: Callable[[AbortCheck], T]) -> None:
         self._work, self._found, self._given_up = work, Future[T](), False
         threading.Thread(target=self._run, name="ray-call", daemon=True).start()
 
@@ -99,16 +99,16 @@ class Call(Generic[T]):
 
     def _run(self) -> None:
         try:
-            self._found.set_result(self._work(self._go_on))
+            self._found.set_result(self._work(self._check_given_up))
         except BaseException as error:  # raised again by result()
             self._found.set_exception(error)
 
-    def _go_on(self) -> None:
+    def _check_given_up(self) -> None:
         if self._given_up:
             raise GivenUpError
 
 
-def run_until(work: Callable[[GoOn], T], give_up: Callable[[], str | None], poll_seconds: float = 0.5) -> T:
+def run_until(work: Callable[[AbortCheck], T], give_up: Callable[[], str | None], poll_seconds: float = 0.5) -> T:
     """Call `work` in a thread and wait for it; TimeoutError as soon as `give_up` returns a reason."""
     call = Call(work)
     while not call.is_done(poll_seconds):

@@ -17,7 +17,7 @@ from mqmk.daemon.config.sections import Config
 from mqmk.daemon.errors import RayError
 from mqmk.daemon.ledger.ledger import Ledger
 from mqmk.daemon.logs import event
-from mqmk.daemon.ray_runtime.attach import ExternalCluster, GoOn, attach, detach, run_until
+from mqmk.daemon.ray_runtime.attach import AbortCheck, ExternalCluster, attach, detach, run_until
 from mqmk.daemon.ray_runtime.head import Head, ensure_head
 from mqmk.daemon.ray_runtime.head_command import RayHeadSettings, temp_folder
 from mqmk.daemon.ray_runtime.watchdog import (
@@ -83,7 +83,7 @@ def head_settings(config: Config) -> RayHeadSettings:
 class Deploy(Protocol):
     """Deploys the service (application.deploy)."""
 
-    def __call__(self, spec: ServiceSpec, *, ours: bool, restart: bool, go_on: GoOn) -> None:
+    def __call__(self, spec: ServiceSpec, *, ours: bool, restart: bool, check_abort: AbortCheck) -> None:
         """Deploy unless it runs with these settings; `restart` restarts Serve first."""
 
 
@@ -138,16 +138,16 @@ class RayCluster:
         trainers = plural(self.workers.trainers, "trainer")
         log.info(f"Ray is ready, {trainers}", extra=event("ray.connected", release=version("ray")))
 
-    def _start_services(self, go_on: GoOn) -> WarmWorkers:
+    def _start_services(self, check_abort: AbortCheck) -> WarmWorkers:
         """Start workers and the service unless they are running."""
         spec = service_spec(self.config)
         if self.head and self.config.serve.enabled:
             application.check_port_is_free(spec)
-        go_on()
+        check_abort()
         warm = self.workers.warm_up()
         if self.config.serve.enabled:
-            go_on()
-            self.deploy(spec, ours=self.head is not None, restart=False, go_on=go_on)
+            check_abort()
+            self.deploy(spec, ours=self.head is not None, restart=False, check_abort=check_abort)
         return warm
 
     def reconcile(self) -> None:
@@ -221,7 +221,8 @@ class RayCluster:
             spec, ours = service_spec(self.config), self.head is not None
             try:
                 run_until(
-                    lambda go_on: self.deploy(spec, ours=ours, restart=restart, go_on=go_on), self._give_up_reason()
+                    lambda check_abort: self.deploy(spec, ours=ours, restart=restart, check_abort=check_abort),
+                    self._give_up_reason(),
                 )
             except Exception as error:  # as above
                 log.error(f"redeploying failed: {error}", extra=event("serve.redeploy_failed", error=repr(error)))

@@ -52,11 +52,11 @@ class Ports:
 
 def choose_ports(settings: RayHeadSettings, before: Ports | None) -> Ports:
     """The ports of the last start where they are still free, so that addresses survive a restart."""
-    gcs = _keep_or_choose(before.gcs if before else 0)
-    raylet = _keep_or_choose(before.raylet if before else 0, taken=(gcs,))
+    gcs = _reuse_or_choose_port(before.gcs if before else 0)
+    raylet = _reuse_or_choose_port(before.raylet if before else 0, taken=(gcs,))
     if settings.metrics_port:
         return Ports(gcs, raylet, settings.metrics_port)
-    return Ports(gcs, raylet, _keep_or_choose(before.metrics if before else 0, taken=(gcs, raylet)))
+    return Ports(gcs, raylet, _reuse_or_choose_port(before.metrics if before else 0, taken=(gcs, raylet)))
 
 
 def command(settings: RayHeadSettings, ports: Ports, temp_folder: Path) -> list[str]:
@@ -134,6 +134,6 @@ def temp_folder(folder: Path) -> Path:
     return Path("/tmp") / f"mqmk-{os.getuid()}-{name}" / "ray"
 
 
-def _keep_or_choose(before: int, taken: tuple[int, ...] = ()) -> int:
+def _reuse_or_choose_port(before: int, taken: tuple[int, ...] = ()) -> int:
     """The port of the last start (0: there was none) if it is still free, else another one."""
     return before if before and before not in taken and is_free(before) else free_port(PORTS, taken)

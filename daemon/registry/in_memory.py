@@ -47,7 +47,7 @@ class MemoryRegistry:
     def record_version(self, record: VersionRecord) -> None:
         """Keep the version and a copy of its files."""
         if record.version in self.recorded:
-            return require_same(self._registered(record.version), record)
+            return require_same(self._require(record.version), record)
         require_next(record, max(self.recorded, default=0))
         check_record(record)
         self.recorded[record.version] = record
@@ -55,12 +55,12 @@ class MemoryRegistry:
 
     def point_serving(self, version: int) -> None:
         """Remember which version is served."""
-        self._registered(version)
+        self._require(version)
         self.pointer = version
 
     def record_deletion(self, effect_id: str, task: str, version: int, exact: bool) -> None:
         """Remember a deletion."""
-        self._registered(version)
+        self._require(version)
         deletion = Deletion(effect_id, task, version, exact)
         known = self.forgotten.setdefault(version, deletion)
         if known != deletion:
@@ -68,7 +68,7 @@ class MemoryRegistry:
 
     def versions(self) -> list[RegisteredVersion]:
         """All versions, in order."""
-        return [self._registered(version) for version in sorted(self.recorded)]
+        return [self._require(version) for version in sorted(self.recorded)]
 
     def deletions(self) -> list[Deletion]:
         """All deletions, in order of their versions."""
@@ -81,14 +81,14 @@ class MemoryRegistry:
     def fetch_pool(self, version: int, store: PoolStore) -> PoolVersion:
         """From the recorded files of this version and those before it."""
         files = self._files(version, store)
-        return install_pool(files, self._registered(version), store)
+        return install_pool(files, self._require(version), store)
 
     def fetch_tasks(self, version: int, store: PoolStore) -> tuple[CardTask, ...]:
         """From the recorded card."""
-        return recorded_tasks(self._files(version, store), self._registered(version), store)
+        return recorded_tasks(self._files(version, store), self._require(version), store)
 
     def _files(self, version: int, store: PoolStore) -> dict[str, bytes]:
-        expected, record = self._registered(version), self.recorded[version]
+        expected, record = self._require(version), self.recorded[version]
         if record.card is None:
             raise artifacts_missing(version)
         for number in sorted(self.recorded):
@@ -114,7 +114,7 @@ class MemoryRegistry:
     def close(self) -> None:
         """Nothing to release."""
 
-    def _registered(self, version: int) -> RegisteredVersion:
+    def _require(self, version: int) -> RegisteredVersion:
         if version not in self.recorded:
             raise RegistryError(f"version {version} is not recorded", transient=False)
         return version_from_tags(version, version_tags(self.recorded[version]))

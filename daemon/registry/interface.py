@@ -77,7 +77,7 @@ def require_same(known: RegisteredVersion, record: VersionRecord) -> None:
     if (known.effect_id, known.digest) != (record.effect_id, record.digest):
         raise RegistryError(
             f"version {record.version} is recorded already, with digest {known.digest[:12]} and effect id "
-            f"{known.effect_id}; came {record.digest[:12]} and {record.effect_id}; the registry belongs to another "
+            f"{known.effect_id}; got {record.digest[:12]} and {record.effect_id}; the registry belongs to another "
             "pool store: configure another model name or tracking URI",
             transient=False,
         )

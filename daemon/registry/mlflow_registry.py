@@ -111,8 +111,8 @@ class MlflowRegistry:
         """A model version, whose own run holds the card, the layers that came with it, and the metrics."""
         with self._session() as client:
             if known := self._find(client, record.version):
-                return require_same(_registered(known), record)
-            require_next(record, self._highest(client))
+                return require_same(_to_registered(known), record)
+            require_next(record, self._latest_number(client))
             check_record(record)
             note = version_note(record)
             run = self._run(client, self._pools, pool_draft(record, note))
@@ -140,18 +140,18 @@ class MlflowRegistry:
     def versions(self) -> list[RegisteredVersion]:
         """All model versions, in order."""
         with self._session() as client:
-            return sorted(map(_registered, self._all(client)), key=lambda version: version.version)
+            return sorted(map(_to_registered, self._list_model_versions(client)), key=lambda version: version.version)
 
     def deletions(self) -> list[Deletion]:
         """All deletions, in order of their versions."""
         with self._session() as client:
-            found = [deletion for version in self._all(client) if (deletion := _deletion(version))]
+            found = [deletion for version in self._list_model_versions(client) if (deletion := _deletion(version))]
         return sorted(found, key=lambda deletion: deletion.version)
 
     def serving(self) -> int | None:
         """The version with the alias."""
         with self._session() as client:
-            model = _or_none(lambda: client.get_registered_model(self._model))
+            model = _none_if_missing(lambda: client.get_registered_model(self._model))
             return int(model.aliases[ALIAS]) if model and ALIAS in model.aliases else None
 
     def fetch_pool(self, version: int, store: PoolStore) -> PoolVersion:
@@ -173,7 +173,7 @@ class MlflowRegistry:
             before: ModelVersion | None = known
             while before is not None:
                 try:
-                    return read(files, _registered(known), store)
+                    return read(files, _to_registered(known), store)
                 except PoolError:
                     before = self._parent(client, before)
                     if before is None:
@@ -182,7 +182,7 @@ class MlflowRegistry:
         raise artifacts_missing(version)
 
     def _parent(self, client: "MlflowClient", version: "ModelVersion") -> "ModelVersion | None":
-        parent = _registered(version).parent
+        parent = _to_registered(version).parent
         return None if parent is None else self._find(client, parent)
 
     def _download(self, client: "MlflowClient", version: "ModelVersion", part: Path) -> dict[str, bytes]:
@@ -217,7 +217,7 @@ class MlflowRegistry:
     def _erase_whole_pool(self, client: "MlflowClient", run: "Run", identity: str) -> list[str]:
         path = f"{POOL_FOLDER}/{TENSORS}"
         if not any(file.path == path for file in client.list_artifacts(run.info.run_id, POOL_FOLDER)):
-            return _erased(run).get(identity, [])
+            return _read_erased(run).get(identity, [])
         names = self._note_erased(client, run, identity, [path])
         self._erase(run, path)
         return names
@@ -226,13 +226,13 @@ class MlflowRegistry:
         """By the tags of training runs."""
         with self._session() as client:
             erased = self._runs(client, self._trainings, f"tags.{ERASED} LIKE '{{%'")
-            found = {identity for run in erased for identity in _erased(run)}
+            found = {identity for run in erased for identity in _read_erased(run)}
             trainings = {identity: self._search(client, self._trainings, "data", identity) for identity in found}
-            return {identity for identity, runs in trainings.items() if all(map(_erased, runs))}
+            return {identity for identity, runs in trainings.items() if all(map(_read_erased, runs))}
 
     def _note_erased(self, client: "MlflowClient", run: "Run", identity: str, paths: list[str]) -> list[str]:
         """Tag a run with what is about to be deleted of it; returns that and what was noted before."""
-        noted = _erased(run)
+        noted = _read_erased(run)
         names = sorted({*noted.get(identity, ()), *(f"{run.info.run_id}/{path}" for path in paths)})
         if noted.get(identity) != names:
             client.set_tag(run.info.run_id, ERASED, json.dumps(noted | {identity: names}))
@@ -262,7 +262,7 @@ class MlflowRegistry:
         if kept and kept.info.status == "FINISHED":
             return kept
         run = kept or self._start(client, experiment, draft)
-        self._fill(client, run, draft)
+        self._log_contents(client, run, draft)
         ended = None if draft.ended is None else round(draft.ended * 1000)
         client.set_terminated(run.info.run_id, "FINISHED", ended)
         return run
@@ -271,7 +271,7 @@ class MlflowRegistry:
         started = round((time.time() if draft.started is None else draft.started) * 1000)
         return client.create_run(self._experiment(client, experiment), started, draft.all_tags(), draft.name)
 
-    def _fill(self, client: "MlflowClient", run: "Run", draft: RunDraft) -> None:
+    def _log_contents(self, client: "MlflowClient", run: "Run", draft: RunDraft) -> None:
         """Any part of this may exist already: MLflow accepts the same parameter, point or file twice."""
         from mlflow.entities import Metric, Param
 
@@ -315,7 +315,7 @@ class MlflowRegistry:
     # Versions
 
     def _create(self, client: "MlflowClient", record: VersionRecord, run: "Run", note: str) -> None:
-        if _or_none(lambda: client.get_registered_model(self._model)) is None:
+        if _none_if_missing(lambda: client.get_registered_model(self._model)) is None:
             client.create_registered_model(self._model, description=MODEL_NOTE)
         source = f"{run.info.artifact_uri}/{POOL_FOLDER}"
         made = client.create_model_version(self._model, source, run.info.run_id, version_tags(record), description=note)
@@ -324,7 +324,7 @@ class MlflowRegistry:
             raise version_number_taken(record.version, int(made.version))
 
     def _find(self, client: "MlflowClient", version: int) -> "ModelVersion | None":
-        return _or_none(lambda: client.get_model_version(self._model, str(version)))
+        return _none_if_missing(lambda: client.get_model_version(self._model, str(version)))
 
     def _require(self, client: "MlflowClient", version: int) -> "ModelVersion":
         found = self._find(client, version)
@@ -332,11 +332,11 @@ class MlflowRegistry:
             raise RegistryError(f"version {version} is not recorded in MLflow as {self._model!r}", transient=False)
         return found
 
-    def _highest(self, client: "MlflowClient") -> int:
+    def _latest_number(self, client: "MlflowClient") -> int:
         page = client.search_model_versions(f"name='{self._model}'", max_results=1, order_by=["version_number DESC"])
         return int(page[0].version) if page else 0
 
-    def _all(self, client: "MlflowClient") -> "list[ModelVersion]":
+    def _list_model_versions(self, client: "MlflowClient") -> "list[ModelVersion]":
         found: list[ModelVersion] = []
         token = None
         while True:
@@ -355,7 +355,7 @@ class MlflowRegistry:
                     _create_database(self._database)
                 require_readable(self._database)
             client = self._connect(self._uri)
-            _or_none(lambda: client.get_registered_model(self._model))  # imports the rest
+            _none_if_missing(lambda: client.get_registered_model(self._model))  # imports the rest
         return client
 
     @contextmanager
@@ -375,7 +375,7 @@ class MlflowRegistry:
             raise RegistryError(f"MLflow ({place}): {redact(str(error)).strip()[:500]}", transient=transient) from error
 
 
-def _registered(version: "ModelVersion") -> RegisteredVersion:
+def _to_registered(version: "ModelVersion") -> RegisteredVersion:
     return version_from_tags(int(version.version), version.tags)
 
 
@@ -384,7 +384,7 @@ def _deletion(version: "ModelVersion") -> Deletion | None:
     return Deletion(version=int(version.version), **fields) if fields else None
 
 
-def _erased(run: "Run") -> dict[str, list[str]]:
+def _read_erased(run: "Run") -> dict[str, list[str]]:
     """What was deleted of a run, by the data of the task that was forgotten."""
     noted: dict[str, list[str]] = json.loads(run.data.tags.get(ERASED, "{}"))
     return noted
@@ -394,7 +394,7 @@ def _batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def _or_none(call: Callable[[], T]) -> T | None:
+def _none_if_missing(call: Callable[[], T]) -> T | None:
     """None if MLflow has no such resource."""
     from mlflow.exceptions import MlflowException
 

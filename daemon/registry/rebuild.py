@@ -119,16 +119,16 @@ def _write_ledger(
     for row in versions:
         own, before = contents[row.version], contents[row.parent] if row.parent else ()
         if row.kind == "learn":
-            tasks = [_add_task(ledger, row, each) for each in _without(own, before)]
-            for each in _without(own, before):
+            tasks = [_add_task(ledger, row, each) for each in _tasks_not_in(own, before)]
+            for each in _tasks_not_in(own, before):
                 _save_prompt(files, row, each)
         else:
-            tasks = [_find_task(ledger, each) for each in _without(before, own)]
+            tasks = [_find_task(ledger, each) for each in _tasks_not_in(before, own)]
         plan = ledger.plan_version(row.version, row.digest, row.parent, row.kind, tasks, {})
         ledger.finish_version(plan, {}, exact=exact.get(row.version))
         ledger.mark_recorded(ledger.version(row.version))
-    _hold_what_is_not_current(files, ledger)
-    _forget_what_was_erased(ledger, registry.erased_data())
+    _hold_tasks_not_in_current(files, ledger)
+    _forget_erased_tasks(ledger, registry.erased_data())
     for forgotten in ledger.tasks(State.FORGOTTEN):
         files.purge(forgotten.identity or "")
     current = files.store.current()
@@ -138,7 +138,7 @@ def _write_ledger(
     part.rename(path)
 
 
-def _without(tasks: Sequence[CardTask], others: Sequence[CardTask]) -> list[CardTask]:
+def _tasks_not_in(tasks: Sequence[CardTask], others: Sequence[CardTask]) -> list[CardTask]:
     """The tasks of one version that another does not contain."""
     known = {task.manifest_sha256 for task in others}
     return [task for task in tasks if task.manifest_sha256 not in known]
@@ -178,7 +178,7 @@ def _save_prompt(files: StateDir, row: RegisteredVersion, learned: CardTask) -> 
                     return
 
 
-def _hold_what_is_not_current(files: StateDir, ledger: Ledger) -> None:
+def _hold_tasks_not_in_current(files: StateDir, ledger: Ledger) -> None:
     current = files.store.current()
     names = {task.name for task in files.store.card(current).tasks} if current else set()
     for task in ledger.tasks(State.PUBLISHED):
@@ -187,7 +187,7 @@ def _hold_what_is_not_current(files: StateDir, ledger: Ledger) -> None:
                               reason="not in the current version", code="rolled-back")  # fmt: skip
 
 
-def _forget_what_was_erased(ledger: Ledger, erased: set[str]) -> None:
+def _forget_erased_tasks(ledger: Ledger, erased: set[str]) -> None:
     """Tasks that were forgotten while they were in no current version: no version says so."""
     for task in ledger.tasks(State.HELD):
         if task.identity in erased:

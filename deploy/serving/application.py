@@ -36,39 +36,39 @@ _OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))  #
 
 
 def deploy(
-    spec: ServiceSpec, *, ours: bool = True, restart: bool = False, go_on: Callable[[], None] = lambda: None
+    spec: ServiceSpec, *, ours: bool = True, restart: bool = False, check_abort: Callable[[], None] = lambda: None
 ) -> None:
     """Start the service if it does not run with these settings; returns while its replicas still start.
 
     A Serve that listens elsewhere is restarted, or rejected where the cluster is not `ours`; `restart` restarts it
-    in any case. `go_on` is called between steps and raises to abort.
+    in any case. `check_abort` is called between steps and raises to abort.
     """
     haproxy.prepare(spec)
     if restart or _needs_restart(spec, ours):
         shutdown()
-        go_on()
+        check_abort()
     serve.start(
         proxy_location=_PROXIES[spec.serve.proxies],
         http_options=HTTPOptions(**_http_options(spec)),
         logging_config=_QUIET,
         controller_options=ControllerOptions(runtime_env={"env_vars": environment(spec)}),
     )
-    go_on()
+    check_abort()
     if spec.store:
         ensure_coordinator(spec.replicas_folder)
-        go_on()
+        check_abort()
     digest = spec.digest(_release(spec))
     if deployed_service(spec.replicas_folder).get("settings") == digest and application_status() in _LEFT_ALONE:
         return
     spec.replicas_folder.mkdir(parents=True, exist_ok=True)
     _write_deployed(spec, "")  # a partial deployment is ours to undeploy
-    go_on()
+    check_abort()
     serve.run_many(
         [serve.RunTarget(target=_application(spec), name=APPLICATION, route_prefix="/")],
         wait_for_ingress_deployment_creation=True,
         wait_for_applications_running=False,  # replicas may wait for a pool that can be served
     )
-    go_on()
+    check_abort()
     _write_deployed(spec, digest)
 
 
@@ -179,13 +179,6 @@ def wait_until_ready(spec: ServiceSpec, count: int, seconds: float) -> None:
         if time.monotonic() > deadline:
             raise ServeError(f"expected {count} replicas to be ready within {seconds:g} s, got {ready}")
         time.sleep(0.1)
-
-
-def notify_replicas(seconds: float = 2.0) -> None:
-    """Make replicas poll CURRENT now. They would do so anyway, so errors do not matter."""
-    with suppress(Exception):
-        handle: Any = serve.get_deployment_handle(DEPLOYMENT, APPLICATION)
-        handle.broadcast("poll_now").results(timeout_s=seconds)
 
 
 def shutdown() -> None:

@@ -78,10 +78,6 @@ class Replica:
         if not self._heartbeat.alive:
             raise RuntimeError("the heartbeat thread has ended")
 
-    def poll_now(self) -> None:
-        """CURRENT has moved."""
-        self._watcher.run_now()
-
     def find_answer(self, request_id: str) -> AnswerLocation | None:
         """Where an answer is remembered, if it is here."""
         return self._service.answers.find(self._id, request_id)

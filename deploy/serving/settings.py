@@ -30,7 +30,7 @@ class ServeSettings:
     enabled: bool = True
     """Serve predictions."""
     host: str = "127.0.0.1"
-    """Address to listen at; anything but loopback needs `serve.api_keys` or `serve.open`."""
+    """Address to listen on; anything but loopback needs `serve.api_keys` or `serve.open`."""
     port: Port = 8000
     """Port of the HTTP API and the page."""
     replicas: Count = 1
@@ -40,9 +40,9 @@ class ServeSettings:
     target_requests: Annotated[float, Range(0.1)] = 8.0
     """Requests in flight per replica, above which another one is started."""
     scale_up_seconds: Seconds = 10.0
-    """How long there must be too many requests before a replica is added."""
+    """How long the load must stay too high before a replica is added."""
     scale_down_seconds: Seconds = 300.0
-    """How long there must be too few requests before a replica is removed."""
+    """How long the load must stay low before a replica is removed."""
     num_cpus: Resource = 0.5
     """CPUs that one replica reserves."""
     num_gpus: Resource = 0.0
@@ -74,7 +74,7 @@ class ServeSettings:
     proxies: Literal["head", "every"] = "head"
     """Who receives requests: Ray's head, or every node with a replica. Read when Ray Serve is started."""
     haproxy: bool = False
-    """Use Ray's bundled HAProxy as the proxy of the local Ray: more requests per second. Needs a new Ray (`stop`)."""
+    """Use Ray's bundled HAProxy as the proxy of the local Ray: more requests per second. Takes effect after `stop`."""
 
     @property
     def most_replicas(self) -> int:

@@ -114,7 +114,7 @@ def _class_warnings(images: Iterable[ImageFile], counts: Mapping[str, int]) -> l
     gone = sorted({image.label for image in images} - counts.keys())
     warnings = [f"no image of {_list_some(gone)} can be read: left out"] if gone else []
     if small:
-        warnings.append(f"only one image of {_list_some(small)}: the daemon will quarantine the task, for it needs "
+        warnings.append(f"only one image of {_list_some(small)}: the daemon will quarantine the task: it needs "
                         f"{least} of every class (limits.min_samples); add some or remove the class")  # fmt: skip
     return warnings
 
@@ -202,7 +202,7 @@ def _build_manifest(
     try:
         return Manifest(task, classes, shards, created, "manifest", holdout)
     except TaskRejected as error:
-        raise PackError(f"these images make no task: {error}") from error
+        raise PackError(f"these images do not make a valid task: {error}") from error
 
 
 def _publish(part: Path, final: Path, manifest: Manifest) -> None:

@@ -4,7 +4,7 @@ Four kinds of source are understood:
 - class folders, `CLASS/**/*.jpg` (torchvision ImageFolder), also inside split folders `train/ test/ validation/`;
 - `metadata.csv` or `metadata.jsonl` with `file_name` and `label` (Hugging Face imagefolder), also in split folders;
 - a .csv file, or a folder with a single one, with a column image, file, path or file_name and a column label or class.
-Splits are put together: which images are held out is decided by their content, so that it never changes.
+Splits are merged: which images are held out is decided by their content, so that it never changes.
 """
 
 import csv
@@ -68,12 +68,12 @@ def layout_warnings(source: Path) -> list[str]:
                 ] if loose else []  # fmt: skip
     if nested and _find_splits(source):
         one = shlex.quote(str(nested[0]))
-        warnings.append(f"{names} are put together, for the daemon holds out images of its own (--holdout); to "
-                        f"pack one of them type `mqmk-daemon pack {one} ...`")  # fmt: skip
+        warnings.append(f"{names} are merged: the daemon chooses its own held-out images (--holdout); to pack "
+                        f"only one of them, run `mqmk-daemon pack {one} ...`")  # fmt: skip
     elif splits:
         one = shlex.quote(str((nested or splits)[0]))
         warnings.append(f"{names}: taken for the name of a class, but it looks like a train/test layout; to pack the "
-                        f"classes in it type `mqmk-daemon pack {one} ...`")  # fmt: skip
+                        f"classes in it, run `mqmk-daemon pack {one} ...`")  # fmt: skip
     return warnings
 
 

@@ -1,7 +1,7 @@
 """Which images of a task are held out? Drawn once, class by class, from their content alone.
 
-Of every class the images with the smallest hashes are held out: as many as `holdout` says, at least one of two, and at
-least one is left to train on. Exact and near copies of each other stay on one side, or a task would be tested on what
+Of every class the images with the smallest hashes are held out: as many as `holdout` says, at least one if there are
+two, and never all of them. Exact and near copies of each other stay on one side, or a task would be tested on what
 it was trained on. The same task gives the same split on every machine and in every order of its shards.
 
 A Split travels with the task's report, so that training and evaluation stream the shards and know each image's side.

@@ -147,7 +147,7 @@ def load_images(
 def merge_tasks(name: str, tasks: Sequence[Task]) -> Task:
     """One task with the classes and images of all, which joint training learns at once."""
 
-    def together(side: Literal["training", "held_out"]) -> InMemory:
+    def merge_side(side: Literal["training", "held_out"]) -> InMemory:
         parts, offset = [], 0
         for task in tasks:
             images: ImageSet = getattr(task, side)
@@ -156,4 +156,4 @@ def merge_tasks(name: str, tasks: Sequence[Task]) -> Task:
         return InMemory(torch.cat([p for p, _ in parts]), torch.cat([labels for _, labels in parts]))
 
     classes = tuple(label for task in tasks for label in task.classes)
-    return Task(name, classes, together("training"), together("held_out"))
+    return Task(name, classes, merge_side("training"), merge_side("held_out"))

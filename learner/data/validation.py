@@ -67,7 +67,7 @@ def validate_task(
     earlier = Lookalikes(similarity.near_bits)
     numbers = array("Q")  # of the samples that could be read
     for number, (shard, found) in enumerate(_read_samples(manifest, open_shard, limits)):
-        image = bad.open_or_note(found, shard)
+        image = bad.open_or_record(found, shard)
         if image is None:
             continue
         numbers.append(number)
@@ -112,15 +112,15 @@ class _BadImages:
         self._reasons: list[str] = []
         self.images: list[int] = []
 
-    def open_or_note(self, found: LabelledImage, shard: Shard) -> Image.Image | None:
+    def open_or_record(self, found: LabelledImage, shard: Shard) -> Image.Image | None:
         """The image; None if it is left out."""
         try:
             return open_image(found.image.data, self._limits)
         except ImageError as error:
-            self._note(found, shard, error)
+            self._record(found, shard, error)
             return None
 
-    def _note(self, found: LabelledImage, shard: Shard, error: ImageError) -> None:
+    def _record(self, found: LabelledImage, shard: Shard, error: ImageError) -> None:
         too_large = pixel_count(found.image.data, self._limits.formats or ()) > self._limits.pixels
         code = "too-many-pixels" if too_large else "unreadable-image"
         rejected = TaskRejected(code, str(error), shard.name, found.image.name, found.image.offset)

@@ -40,7 +40,7 @@ TRAINING_PER_CLASS = 90  # of 100; the other ten give the held-out accuracy in t
 CARD = """# The embedded backbone
 
 A small vision transformer for 28 px sketches, so that demo and tests need no network. It exists to show the service at
-work, not to be good at photographs: give `backbone` another name for those.
+work, not to be good at photographs: for those, set `backbone.name` to another model.
 
 | what | value |
 |---|---|
@@ -51,7 +51,7 @@ work, not to be good at photographs: give `backbone` another name for those.
 | classes | {classes} of 345, 90 drawings each to train on and 10 held out; the demo's 50 are not among them |
 | steps | {steps:,} |
 | accuracy on the held-out drawings of its {classes} classes | {held_out_accuracy} |
-| nearest class mean on the 50 unseen classes (80 drawings a class give the mean, 20 are asked) | {unseen_ncm} |
+| nearest class mean on the 50 unseen classes (means of 80 drawings per class, tested on 20) | {unseen_ncm} |
 | the same on raw pixels | {pixels_ncm} |
 
 Made by `make pretrain` (`learner/pretrain/`) with
@@ -60,8 +60,8 @@ Made by `make pretrain` (`learner/pretrain/`) with
 |---|---|
 {settings}
 
-The fifty demo classes were chosen by hand, five to each of ten themes, among those people draw recognisably; the
-figures on unseen classes hold for these.
+The fifty demo classes were chosen by hand, five for each of ten themes, among those that people draw recognisably; the
+figures on unseen classes are for these.
 
 Classes it was trained on: {class_list}.
 

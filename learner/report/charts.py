@@ -1,4 +1,4 @@
-"""The images of a report as SVG: lines after each task, the confusion of tasks, a map of queries.
+"""The charts of a report as SVG: lines after each task, the confusion of tasks, a map of queries.
 
 Colours are CSS variables of the page (`templates/report.css`), so that they change with light and dark.
 """
@@ -48,7 +48,7 @@ def line_chart(
         for step in range(0, steps, every)
     ]
     marks.append(tag("text", across, x=(left + width - right) / 2, y=height - 3, text_anchor="middle"))
-    ends = _apart({name: y(values[-1]) for name, values in lines.items()}, gap=13, lowest=height - bottom + 4)
+    ends = _spread_labels({name: y(values[-1]) for name, values in lines.items()}, gap=13, lowest=height - bottom + 4)
     for name, values in lines.items():
         spots = [(x(step), y(value)) for step, value in enumerate(values)]
         path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in spots)
@@ -152,7 +152,7 @@ def _grid_line(y: float, text: str, left: int, right: int) -> Markup:
     return join(line, tag("text", text, x=left - 6, y=y + 4, text_anchor="end"))
 
 
-def _apart(places: Mapping[str, float], gap: int, lowest: int) -> dict[str, float]:
+def _spread_labels(places: Mapping[str, float], gap: int, lowest: int) -> dict[str, float]:
     """The same places, moved so that labels do not lie upon each other."""
     order = sorted(places, key=lambda name: places[name])
     moved: dict[str, float] = {}

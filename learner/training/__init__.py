@@ -1,1 +1,1 @@
-"""The training loop of one task, its checkpoints and its team."""
+"""The training loop of one task, its checkpoints, and training in several processes."""

@@ -303,7 +303,7 @@ def test_a_ledger_and_its_folder_are_for_the_owner_only_whoever_makes_them(tmp_p
         assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_file_of_keys_that_others_may_write_is_told(tmp_path: Path) -> None:
+def test_a_file_of_keys_that_others_may_write_is_reported(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.touch(0o600)
     config = load(environ={"MQMK_SERVE_API_KEYS": str(keys)}, folder=tmp_path).config

@@ -21,7 +21,7 @@ from mqmk.daemon.ledger.ledger import Ledger
 from mqmk.daemon.ports import free_port
 from mqmk.daemon.ray_runtime.head import ensure_head, head_processes
 from mqmk.daemon.ray_runtime.head_command import RayHeadSettings
-from mqmk.daemon.start_up import Announcement, log_farewell, start_or_undo
+from mqmk.daemon.start_up import Announcement, log_stopped, start_or_undo
 from mqmk.daemon.status.snapshot import Snapshot
 from mqmk.deploy.serving.settings import ServeSettings
 from mqmk.deploy.serving.telemetry.heartbeat import ReplicaStatus, StatusFile
@@ -172,9 +172,9 @@ def test_the_last_line_says_what_goes_on(tmp_path, caplog):
     ledger = Ledger(config.ledger_file)
     overview = Snapshot(config, ledger)
     with caplog.at_level(logging.INFO, logger="mqmk"):
-        log_farewell(overview)
+        log_stopped(overview)
         StatusFile(config.state.dir / "replicas", "r").write(ReplicaStatus("r", os.getpid(), ready=True))
-        log_farewell(overview, ("--state", "a b"))
+        log_stopped(overview, ("--state", "a b"))
     ledger.close()
     url = f"http://127.0.0.1:{config.serve.port}"
     assert [each.getMessage() for each in caplog.records] == [

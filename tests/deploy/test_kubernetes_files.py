@@ -63,7 +63,7 @@ def test_the_daemon_shares_sockets_memory_and_the_state_with_its_ray_node_and_th
     assert cluster["spec"]["rayVersion"] == version("ray")
 
 
-def test_no_pod_is_told_about_services_in_variables_that_look_like_settings() -> None:
+def test_no_pod_gets_service_variables_that_look_like_settings() -> None:
     (cluster,) = MANIFESTS["raycluster.yaml"]
     specs = [pod["spec"] for pod in pods(cluster)]
     specs += [rendered(KEYS)["deployment.yaml"][0]["spec"]["template"]["spec"]]

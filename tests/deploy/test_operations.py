@@ -216,7 +216,7 @@ def test_the_compose_file_names_settings_that_exist() -> None:
     assert set(re.findall(r"\$\{(\w+)", (DEPLOY / "compose" / "compose.yaml").read_text())) == example.keys()
 
 
-def test_prometheus_in_compose_is_told_the_targets_that_the_daemon_would_write(tmp_path: Path) -> None:
+def test_prometheus_in_compose_gets_the_targets_that_the_daemon_would_write(tmp_path: Path) -> None:
     environ = SERVICES["daemon"]["environment"]
     ours = f"127.0.0.1:{environ['MQMK_METRICS_PORT']}", f"127.0.0.1:{environ['MQMK_RAY_METRICS_PORT']}"
     written = json.loads(write_targets(tmp_path, *ours).read_text())

@@ -15,7 +15,7 @@ PAGES = [
     if path.relative_to(ROOT).parts[0] in (path.name, *FOLDERS)  # neither .venv nor build
 ]
 PATH = re.compile(rf"(?:{'|'.join(FOLDERS)}|\.ci|\.github)/[\w./-]*")
-NAME = re.compile(r"[A-Z_]{4,}|[a-z]+(?:_[a-z0-9]+)+|(?:[A-Z][a-z]+){2,}")  # CONSTANT, function_name, ClassName
+NAME = re.compile(r"[A-Z_]{4,}|_[a-z0-9]+|_?[a-z]+(?:_[a-z0-9]+)+|(?:[A-Z][a-z]+){2,}")  # CONSTANT, name_of, ClassName
 
 
 def prose(text: str) -> str:
@@ -133,6 +133,6 @@ def test_no_merge_was_left_half_done(page):
 
 
 def test_what_does_not_exist_would_be_noticed():
-    text = "See `daemon/no_such_file.py`, `no_such_function`, `NoSuchClass` and `daemon/app.py`, `run_pass`."
+    text = "`daemon/no_such_file.py`, `no_such_function`, `_no_such`, `NoSuchClass`, `daemon/app.py`, `run_pass`."
     assert missing_paths(text) == ["daemon/no_such_file.py"]
-    assert missing_names(text) == ["NoSuchClass", "no_such_function"]
+    assert missing_names(text) == ["NoSuchClass", "_no_such", "no_such_function"]

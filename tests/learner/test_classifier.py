@@ -46,7 +46,7 @@ def both(birds: Classifier, photos: Path) -> Classifier:
     return birds.learn("sea", str(photos / "sea"), QUICK)
 
 
-def test_two_tasks_are_learned_and_told_apart(both, photos):
+def test_two_tasks_are_learned_and_separated(both, photos):
     asked = sorted((photos / "aside").glob("*/*.png"))
     answers = both.predict(asked)
     right = [answer.label == path.parent.name for answer, path in zip(answers, asked, strict=True)]

@@ -50,18 +50,23 @@ class Layers(click.ParamType["tuple[int, ...]"]):
 @click.command()
 @stream_options
 @click.option("--matchers", help="Comma-separated.  [default: all]")
-@click.option("--keys", type=click.Choice(["closed-form", "learned"]), show_default=DEFAULTS.keys)
-@click.option("--g-prompt", type=click.Choice(["first", "always"]), show_default=DEFAULTS.g_prompt)
+@click.option("--keys", type=click.Choice(["closed-form", "learned"]), show_default=DEFAULTS.keys,
+              help="How class keys are computed.")  # fmt: skip
+@click.option("--g-prompt", type=click.Choice(["first", "always"]), show_default=DEFAULTS.g_prompt,
+              help="Which tasks train the g-prompt.")  # fmt: skip
 @click.option("--start", type=click.Choice(["first", "previous", "random"]), show_default=DEFAULTS.start,
               help="How a new e-prompt is initialised.")  # fmt: skip
 @click.option("--anchor-steps", type=click.IntRange(min=0), show_default=str(DEFAULTS.anchor_steps),
-              help="Least number of steps that train the anchor prompt; 0 trains none.")  # fmt: skip
-@click.option("--anchor-length", type=click.IntRange(min=1), show_default=str(DEFAULTS.anchor_length))
-@click.option("--e-length", type=click.IntRange(min=1), show_default=str(DEFAULTS.e_length))
+              help="Minimum number of optimiser steps for the anchor prompt; 0 trains none.")  # fmt: skip
+@click.option("--anchor-length", type=click.IntRange(min=1), show_default=str(DEFAULTS.anchor_length),
+              help="Rows of the anchor prompt in each block.")  # fmt: skip
+@click.option("--e-length", type=click.IntRange(min=1), show_default=str(DEFAULTS.e_length),
+              help="Rows of an e-prompt in each block.")  # fmt: skip
 @click.option("--e-layers", type=Layers(), help="Blocks with an e-prompt, such as 2-10 or 2,3,5.")
 @click.option("--patches", type=click.FloatRange(0, 1, min_open=True), show_default=str(DEFAULTS.patches),
               help="Share of an image's patches used in a training step.")  # fmt: skip
-@click.option("--learning-rate", type=click.FloatRange(0, min_open=True), show_default=str(DEFAULTS.learning_rate))
+@click.option("--learning-rate", type=click.FloatRange(0, min_open=True), show_default=str(DEFAULTS.learning_rate),
+              help="Initial learning rate.")  # fmt: skip
 @click.option("--joint/--no-joint", help="Also train all classes as one task: the upper bound in the paper's tables.")
 @click.option("--ablations/--no-ablations", help="Also vary keys per task, top-K, classifier and shortlist.")
 @click.option("--sweep-length", type=click.IntRange(min=1), multiple=True,

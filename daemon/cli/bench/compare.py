@@ -1,4 +1,4 @@
-"""`mqmk-daemon bench compare`: our methods and their rivals on one stream of tasks, under one protocol."""
+"""`mqmk-daemon bench compare`: MQMK and other methods on one stream of tasks, under one protocol."""
 
 import json
 from pathlib import Path
@@ -70,10 +70,10 @@ def _list(ctx: click.Context, _param: click.Parameter, is_wanted: bool) -> None:
 @click.option("--methods", "names", default="all", show_default=True, help="Comma-separated names, see --list.")
 @click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="List the methods.")
 @click.option("--rates", type=Factors(), default="1,3,10", show_default=True,
-              help="Learning rates to try on a part of task 1's training images, times the reference's.")  # fmt: skip
-@click.option("--leaky", is_flag=True, help="Also mqmk and dualprompt with the published batch bug. Not a result.")
+              help="Multiples of a reference's learning rate to try on part of the first task.")  # fmt: skip
+@click.option("--leaky", is_flag=True, help="Also run mqmk and dualprompt with the published batch bug; not a result.")
 @click.option("--work", type=click.Path(file_okay=False, path_type=Path), default="bench-compare", show_default=True,
-              help="Folder of finished methods and seeds, which are not run again.")  # fmt: skip
+              help="Folder for results; methods and seeds that are already there are not run again.")  # fmt: skip
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write all figures.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML report.")
 def compare(

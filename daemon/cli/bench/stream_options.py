@@ -27,13 +27,16 @@ _OPTIONS = (
     click.option("--weights", type=click.Path(exists=True, dir_okay=False, path_type=Path),
                  help="safetensors file of the backbone.  [default: from the model hub]"),
     click.option("--image-size", type=click.IntRange(min=8), help="Pixels.  [default: the backbone's own]"),
-    click.option("--train-per-class", type=click.IntRange(min=1), help="Maximum number.  [default: all]"),
-    click.option("--test-per-class", type=click.IntRange(min=1), help="Maximum number.  [default: all]"),
-    click.option("--epochs", type=click.IntRange(min=1), show_default=str(DEFAULTS.epochs)),
+    click.option("--train-per-class", type=click.IntRange(min=1),
+                 help="Maximum number of training images per class.  [default: all]"),
+    click.option("--test-per-class", type=click.IntRange(min=1),
+                 help="Maximum number of test images per class.  [default: all]"),
+    click.option("--epochs", type=click.IntRange(min=1), help="Epochs per task.  [default: what --steps needs]"),
     click.option("--steps", type=click.IntRange(min=1), show_default=str(DEFAULTS.steps),
-                 help="Least number of optimiser steps per task; small tasks get more epochs."),
+                 help="Minimum number of optimiser steps per task."),
     click.option("--batch", type=click.IntRange(min=1), show_default=str(DEFAULTS.batch), help="Images per step."),
-    click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True),
+    click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True,
+                 help="Number of runs, each with its own seed."),
 )  # fmt: skip
 
 

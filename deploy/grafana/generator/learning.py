@@ -77,7 +77,7 @@ LEARNING: Final = Board(
                 ),
                 Panel(
                     "Gate",
-                    "Candidates that passed the gate or were held in the last day.",
+                    "Tasks that passed the gate or were held in the last day.",
                     "bars",
                     (Query("sum by (result) (increase(mqmk_gate_results_total[1d]))", "{{result}}"),),
                 ),

@@ -28,7 +28,7 @@ OVERVIEW: Final = Board(
             (
                 number(
                     "Dependencies up",
-                    "Share of the daemon's dependencies that work: bucket, Ray, MLflow, disk, state. If below 100 %, "
+                    "Share of the daemon's dependencies that work, such as bucket, Ray, MLflow, disk. If below 100 %, "
                     "the system dashboard shows which one is down.",
                     "avg(mqmk_dependency_up)",
                     "percentunit",
@@ -136,7 +136,7 @@ OVERVIEW: Final = Board(
             (
                 number(
                     "Pool version",
-                    "The current version. It increases by one with each learned or forgotten task.",
+                    "The current version. Learning and forgetting increase it, a rollback lowers it.",
                     "max(mqmk_pool_version)",
                 ),
                 number("Tasks served", "Tasks in the current version.", "max(mqmk_pool_tasks)"),

@@ -130,7 +130,7 @@ class RequestMetrics:
     def _export(self, loaded: LoadedPool | None, inflight: int, totals: FeedbackTotals) -> None:
         drift = self._drift
         if drift is None or drift.loaded is not loaded:
-            drift = self._begin(loaded)
+            drift = self._start_drift(loaded)
         self._metrics.set("mqmk_inflight_images", inflight)
         self._metrics.set("mqmk_inflight_limit_images", self._spec.serve.max_queue)
         self._export_feedback(totals, drift.labels)
@@ -160,7 +160,7 @@ class RequestMetrics:
 
     # Zero at the start, and when another pool is served
 
-    def _begin(self, loaded: LoadedPool | None) -> _DriftState:
+    def _start_drift(self, loaded: LoadedPool | None) -> _DriftState:
         labels = self._labels(loaded) if loaded else {}
         if self._drift is None:
             self._show_requests(NO_MATCHER)

@@ -499,7 +499,7 @@ def test_ten_thousand_finished_tasks_cost_a_local_look_little(tmp_path: Path):
         (tmp_path / "bucket" / "tasks" / f"task{number}").mkdir(parents=True)
         (tmp_path / "bucket" / "tasks" / f"task{number}" / "TASK.json").write_bytes(b"{}")
     bucket = place.bucket()
-    acted_on = {folder: Contents.of(files).fingerprint for folder, files in place.store().everything()}
+    acted_on = {folder: Contents.of(files).fingerprint for folder, files in place.store().list_all()}
     assert len(acted_on) == 10_000
     assert bucket.scan(acted_on, everything=True) == []
     place.put_task("birds", shards(1))

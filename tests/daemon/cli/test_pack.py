@@ -33,7 +33,7 @@ def test_classes_are_printed_with_their_counts(photos: Path):
     assert done.stderr == ""
 
 
-def test_warnings_and_skipped_files_are_told_apart_from_the_table(photos: Path):
+def test_warnings_and_skipped_files_are_separated_from_the_table(photos: Path):
     (photos / "heron" / "bad.jpg").write_bytes(b"hello")
     (photos / "owl").mkdir()
     (photos / "owl" / "only.png").write_bytes(tars.image_bytes(9))

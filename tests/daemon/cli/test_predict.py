@@ -228,7 +228,7 @@ def test_an_evaluation_counts_what_predict_answers(url, images):
     assert f"matching rate {sum(own) / 30:.1%}" in said
 
 
-def test_classes_that_were_not_learned_are_told_apart(url, images):
+def test_classes_that_were_not_learned_are_reported_separately(url, images):
     shutil.copytree(sketch_folders("fruit", 3) / "banana", images / "banana")
     found = run("evaluate", images, "--url", url, "--json").document
     (banana,) = [row for row in found["classes"] if row["label"] == "banana"]

@@ -78,7 +78,7 @@ def test_show_waits_for_nothing_that_is_settled_and_says_by_its_code_whether_it_
     assert (done.exit_code, REASON in done.stdout) == (1, True)
 
 
-def test_whoever_waits_without_a_daemon_is_told(tmp_path):
+def test_waiting_without_a_daemon_is_reported(tmp_path):
     config = Config(state=StateSection(tmp_path / "nobody"))
     with pytest.raises(DaemonError, match="no daemon runs on"):
         wait_until_settled(config, "birds", 60, start_seconds=0.3)

@@ -250,7 +250,7 @@ def watched(daemon: DemoDaemon, seconds: float = 60) -> None:
         time.sleep(0.1)
 
 
-def test_a_daemon_that_dies_is_told_with_its_last_words(tmp_path):
+def test_a_daemon_that_dies_is_reported_with_its_last_words(tmp_path):
     config = Config(state=State(tmp_path))
     settings = {"state.dir": str(tmp_path), "train.epochs": "none at all"}
     with (
@@ -263,5 +263,5 @@ def test_a_daemon_that_dies_is_told_with_its_last_words(tmp_path):
 def test_a_port_is_free_or_refused():
     first = choose_port()
     assert choose_port(None, first) != first
-    with socket.create_server(("127.0.0.1", first)), pytest.raises(DaemonError, match="is taken already"):
+    with socket.create_server(("127.0.0.1", first)), pytest.raises(DaemonError, match="is already in use"):
         choose_port(first)

@@ -24,21 +24,21 @@ def environment(manager: socket.socket, **more: str) -> dict[str, str]:
 
 
 def test_it_hears_ready_with_a_status_of_one_line_and_stopping(manager: socket.socket) -> None:
-    told = ServiceManager.take(environment(manager))
-    told.ready("watching\nSTOPPING=1")
+    notifier = ServiceManager.take(environment(manager))
+    notifier.ready("watching\nSTOPPING=1")
     assert manager.recv(500) == b"READY=1\nSTATUS=watching STOPPING=1"
-    told.stopping()
+    notifier.stopping()
     assert manager.recv(500) == b"STOPPING=1"
 
 
 def test_the_watchdog_hears_four_signs_of_life_in_a_period_however_often_the_loop_turns(manager: socket.socket) -> None:
     mine = environment(manager, WATCHDOG_USEC="8000000", WATCHDOG_PID=str(os.getpid()))
-    told = ServiceManager.take(mine)
+    notifier = ServiceManager.take(mine)
     now = [100.0]
-    told.clock = lambda: now[0]
+    notifier.clock = lambda: now[0]
     for tenth in range(80):
         now[0] = 100.0 + tenth / 10
-        told.alive()
+        notifier.alive()
     assert [manager.recv(500) for _ in range(4)] == [b"WATCHDOG=1"] * 4
     manager.settimeout(0)
     with pytest.raises(BlockingIOError):
@@ -53,8 +53,8 @@ def test_children_inherit_nothing_of_it(manager: socket.socket) -> None:
 
 @pytest.mark.parametrize("more", [{}, {"WATCHDOG_USEC": "x"}, {"WATCHDOG_USEC": "5", "WATCHDOG_PID": "1"}])
 def test_a_watchdog_that_is_not_ours_hears_nothing(manager: socket.socket, more: dict[str, str]) -> None:
-    told = ServiceManager.take(environment(manager, **more))
-    told.alive()
+    notifier = ServiceManager.take(environment(manager, **more))
+    notifier.alive()
     manager.settimeout(0)
     with pytest.raises(BlockingIOError):
         manager.recv(500)
@@ -70,7 +70,7 @@ def test_an_address_in_the_abstract_name_space_is_understood() -> None:
 
 @pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "/nobody/there"}])
 def test_without_a_listener_nothing_happens(environ: dict[str, str]) -> None:
-    told = ServiceManager.take(environ)
-    told.ready("watching")
-    told.alive()
-    told.stopping()
+    notifier = ServiceManager.take(environ)
+    notifier.ready("watching")
+    notifier.alive()
+    notifier.stopping()

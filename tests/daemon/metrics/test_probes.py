@@ -71,7 +71,7 @@ def test_a_daemon_that_trains_in_its_own_loop_is_not_called_hung(config, clock):
     assert (probes.healthz().status, probes.readyz().status) == (200, 200)
 
 
-def test_dependencies_are_told_with_reason_and_time_and_are_no_reason_to_restart(probes, ledger):
+def test_dependencies_are_reported_with_reason_and_time_and_are_no_reason_to_restart(probes, ledger):
     ledger.set_health("mlflow", False, "http://me:geheim@mlflow:5000 does not answer")
     probes.record_pass()
     found = probes.healthz()
@@ -82,7 +82,7 @@ def test_dependencies_are_told_with_reason_and_time_and_are_no_reason_to_restart
     assert found.body["dependencies"]["ray"] == {"up": True, "reason": None, "since": "2023-11-14T22:13:20Z"}
 
 
-def test_a_ledger_that_cannot_be_read_is_told_and_no_reason_to_restart(config, tmp_path):
+def test_a_ledger_that_cannot_be_read_is_reported_and_no_reason_to_restart(config, tmp_path):
     found = Probes(config, tmp_path / "absent.sqlite").healthz()
     assert found.status == 200 and not found.body["dependencies"]["ledger"]["up"]
 

@@ -93,7 +93,7 @@ def test_the_same_name_with_other_content_is_a_conflict_that_is_shown_and_never_
     assert "forget sea first" in (rows[1].reason or "") and len(parts.ledger.versions()) == 1
 
 
-def test_a_bad_task_is_quarantined_with_its_reason_and_learned_once_it_is_mended(tmp_path: Path) -> None:
+def test_a_bad_task_is_quarantined_with_its_reason_and_learned_once_it_is_fixed(tmp_path: Path) -> None:
     drop(tmp_path / "bucket", "sea", per_class=6)
     shard = next((tmp_path / "bucket" / "tasks" / "sea").glob("*.tar"))
     whole = shard.read_bytes()

@@ -87,7 +87,7 @@ def slow(folder: Path) -> Iterator[str]:
     "server",
     [silent, pytest.param(slow, marks=pytest.mark.skipif(not FULL, reason="`make fault-test`: a server of MLflow"))],
 )
-def test_rollback_is_answered_in_two_seconds_and_a_signal_obeyed_whatever_mlflow_does(server, tmp_path: Path) -> None:
+def test_rollback_is_answered_in_two_seconds_and_a_signal_handled_whatever_mlflow_does(server, tmp_path: Path) -> None:
     shutil.copytree(RELEASED, tmp_path / "state")
     with server(tmp_path) as url:
         settings = {"ray.address": "none", "mlflow.tracking_uri": url, "metrics.port": "0"}

@@ -112,7 +112,7 @@ def test_nothing_is_asked_while_nothing_is_published_but_now_and_then(
     assert len(s3_proxy.requests) == 1
 
 
-def test_while_the_store_is_away_that_is_told_and_when_it_is_back_it_catches_up(
+def test_while_the_store_is_away_it_is_reported_and_when_it_is_back_it_catches_up(
     s3_environment: S3, s3_proxy: S3Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_proxy.endpoint)
@@ -149,7 +149,7 @@ def test_killed_at_any_step_the_next_life_ends_with_the_current_version_there(st
     again.close()
 
 
-def test_another_daemons_pointer_is_left_alone_and_the_reason_is_told(state: Store, tmp_path: Path) -> None:
+def test_another_daemons_pointer_is_left_alone_and_the_reason_is_reported(state: Store, tmp_path: Path) -> None:
     theirs = state.publish()
     state.mirror.follow(0.0)
     other = Store(tmp_path / "other", state.url, mark=0.7)

@@ -137,14 +137,19 @@ def learn(model: Model, name: str, content: int = 0) -> None:
     model.settle()
 
 
-def test_a_task_forgotten_while_its_version_is_built_is_not_served(model: Model) -> None:
-    learn(model, "sea")
-    model.drop("birds", "birds", 0)
+def drop_until_built(model: Model, name: str) -> None:
+    """Drop a task, and finish its jobs until the version with it is being built."""
+    model.drop(name, name, 0)
     while not any(isinstance(job, Build) for job in model.workers.running()):
         model.run()
         for job in model.workers.running():
             if not isinstance(job, Build):
                 model.finish(job)
+
+
+def test_a_task_forgotten_while_its_version_is_built_is_not_served(model: Model) -> None:
+    learn(model, "sea")
+    drop_until_built(model, "birds")
     (job,) = model.workers.running()
     model.command("forget", "birds")
     model.run()
@@ -583,12 +588,7 @@ def test_layers_that_a_killed_daemon_did_not_collect_are_collected_by_the_next(m
 
 def test_nothing_is_collected_while_a_build_runs(model: Model) -> None:
     learn(model, "sea")
-    model.drop("birds", "birds", 0)
-    while not any(isinstance(job, Build) for job in model.workers.running()):
-        model.run()
-        for job in model.workers.running():
-            if not isinstance(job, Build):
-                model.finish(job)
+    drop_until_built(model, "birds")
     data = b"a layer that the build has written and no card names yet"
     name = f"{hashlib.sha256(data).hexdigest()}.safetensors"
     model.files.store.add_layer(name, data)

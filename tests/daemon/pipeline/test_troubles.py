@@ -63,7 +63,7 @@ def test_while_mlflow_is_down_tasks_are_published_and_recorded_later_in_order(tm
     parts.close()
 
 
-def test_a_bucket_that_goes_away_is_told_and_its_tasks_are_learned_when_it_is_back(tmp_path: Path) -> None:
+def test_a_bucket_that_goes_away_is_reported_and_its_tasks_are_learned_when_it_is_back(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     parts = daemon(replace(config, bucket=replace(config.bucket, poll_seconds=0.0)))
     shutil.rmtree(tmp_path / "bucket")

@@ -255,7 +255,7 @@ def test_on_somebodys_cluster_the_service_is_deployed_again_when_no_replica_live
     assert len(outside.deployed) == 2 and outside.deployed[1]["restart"] is False
 
 
-def test_a_cluster_that_goes_away_is_told_left_and_joined_again(outside: Outside) -> None:
+def test_a_cluster_that_goes_away_is_reported_left_and_joined_again(outside: Outside) -> None:
     outside.reconcile(5)
     assert outside.health == (True, "")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mqmk.daemon.ray_runtime.attach import GivenUpError, GoOn, run_until
+from mqmk.daemon.ray_runtime.attach import AbortCheck, GivenUpError, run_until
 from mqmk.daemon.ray_runtime.head import Head
 from mqmk.daemon.ray_runtime.head_command import Ports
 from mqmk.daemon.ray_runtime.probe import PREFACE, SETTINGS_FRAME, speaks_grpc, speaks_http
@@ -50,7 +50,7 @@ def test_a_proxy_that_serve_does_not_replace_costs_serve_a_restart_and_never_the
     assert decide(watch, silent, now=PROXY_SECONDS) == (Watch(), Action.RESTART_SERVE)
 
 
-def test_slow_http_restarts_nothing_however_long_it_takes_but_is_told_in_the_end():
+def test_slow_http_restarts_nothing_however_long_it_takes_but_is_reported_in_the_end():
     slow, watch = HeadHealth(silent=(Part.HTTP,)), Watch()
     actions = []
     for now in range(0, 3600, 2):
@@ -192,11 +192,11 @@ def test_a_cluster_that_answers_is_well_and_asked_again_and_again():
 def test_a_call_that_was_given_up_ends_before_its_next_step_and_leaves_nothing_behind():
     woken, ended, steps = threading.Event(), threading.Event(), []
 
-    def work(go_on: GoOn) -> None:
+    def work(check_abort: AbortCheck) -> None:
         try:
             steps.append("first")
             woken.wait(20)  # as a call to Ray that wakes up on the next connection
-            go_on()
+            check_abort()
             steps.append("second")
         except GivenUpError:
             steps.append("given up")

@@ -71,7 +71,7 @@ def test_feedback_finds_the_replica_that_answered(running):
     assert running.post("/feedback", b'{"id": "never", "label": "x"}')["status"] == 404
 
 
-def test_the_label_of_a_retried_request_is_counted_once_whoever_answered_and_whoever_is_told(running):
+def test_the_label_of_a_retried_request_is_counted_once_whoever_answered_and_whoever_gets_the_label(running):
     for _ in range(12):
         running.post("/predict", image_bytes(), **{"X-Request-Id": "retried"})
     told = [running.post("/feedback", b'{"id": "retried", "label": "x"}') for _ in range(8)]

@@ -129,7 +129,7 @@ def test_a_flood_of_unknown_ids_asks_the_replicas_a_few_at_a_time_and_the_rest_i
     assert (most, asked) == (MAX_BROADCASTS, 20)
 
 
-def test_replicas_that_do_not_answer_in_time_are_told_so(vit, tmp_path):
+def test_replicas_that_do_not_answer_in_time_are_reported(vit, tmp_path):
     async def never(_id: str, _label: str) -> None:
         await asyncio.sleep(60)
 

@@ -103,7 +103,7 @@ def test_classes_are_mixed_within_a_shard(tmp_path):
     assert seen == {b"heron", b"owl"}
 
 
-def test_progress_is_told_image_by_image(folder, tmp_path):
+def test_progress_is_reported_image_by_image(folder, tmp_path):
     calls = []
     pack(folder, tmp_path / "tasks", "birds", progress=lambda done, total: calls.append((done, total)))
     assert calls == [(number, 12) for number in range(1, 13)]
@@ -260,7 +260,7 @@ def test_splits_that_are_put_together_are_mentioned_with_what_to_type_for_one(tm
     packed = pack_images(tmp_path / "photos", tmp_path / "tasks", "birds")
     assert packed.counts == {"heron": 3}
     (warning,) = packed.warnings
-    assert warning.startswith("test, train are put together") and f"pack {tmp_path}/photos/test ..." in warning
+    assert warning.startswith("test, train are merged") and f"pack {tmp_path}/photos/test ..." in warning
 
 
 def test_a_folder_of_images_says_what_to_type(folder, tmp_path):

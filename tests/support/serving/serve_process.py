@@ -44,7 +44,6 @@ def main(pools: str, temp: str, given: str) -> None:
                 ours = changes.pop("ours", True)
                 try:
                     application.deploy(changed(spec, **changes), ours=ours)
-                    application.notify_replicas()
                     print(f"> deployed {application.application_status()}", flush=True)
                 except ServeError as error:
                     print(f"> {error}", flush=True)

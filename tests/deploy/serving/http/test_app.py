@@ -246,7 +246,7 @@ def test_an_error_has_a_word_for_programs(client):
     assert found == expected
 
 
-def test_an_image_with_too_many_pixels_is_told_so_once(vit, pools):
+def test_an_image_with_too_many_pixels_is_reported_once(vit, pools):
     with TestClient(build_api(make(vit, pools, pixels=1000))) as client:
         found = client.post("/predict", content=IMAGE)
     assert found.status_code == 413
@@ -265,7 +265,7 @@ def test_an_image_with_too_many_pixels_is_told_so_once(vit, pools):
         (b"{", "not JSON"),
     ],
 )
-def test_a_tensor_request_of_another_shape_is_told_what_was_expected(client, body, says):
+def test_a_tensor_request_of_another_shape_is_rejected_with_what_was_expected(client, body, says):
     found = client.post("/v2/models/mqmk/infer", content=body)
     assert found.status_code == 400
     assert says in found.json()["error"] and "TypeError" not in found.json()["error"]

@@ -80,7 +80,7 @@ def test_an_address_that_others_can_reach_is_refused_without_keys(tmp_path):
     assert load(environ=given, folder=tmp_path).config.serve.api_keys
 
 
-def test_a_key_is_told_to_nobody(guarded, caplog):
+def test_a_key_is_never_revealed(guarded, caplog):
     caplog.set_level(logging.DEBUG)
     wrong = f"{KEY}-wrong"
     replies = [guarded.get("/pool", headers={"X-Api-Key": key}) for key in (KEY, wrong)]

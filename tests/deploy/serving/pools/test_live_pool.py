@@ -129,7 +129,7 @@ def test_a_damaged_pointer_keeps_the_old_pool(text, live_pool, vit, folder):
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"version": 1}'])
-def test_whoever_starts_on_a_damaged_pointer_waits_says_why_and_follows_once_it_is_mended(text, live_pool, vit, folder):
+def test_whoever_starts_on_a_damaged_pointer_waits_says_why_and_follows_once_it_is_fixed(text, live_pool, vit, folder):
     publish(folder, marked_pool(vit, 1), 1)
     whole = (folder / "CURRENT").read_text()
     (folder / "CURRENT").write_text(text)
@@ -142,7 +142,7 @@ def test_whoever_starts_on_a_damaged_pointer_waits_says_why_and_follows_once_it_
 
 
 @pytest.mark.parametrize("name", [*bad_pools.DAMAGES, "no layer", "no card"])
-def test_whoever_starts_on_a_damaged_pool_waits_says_why_and_follows_once_it_is_mended(name, vit, folder):
+def test_whoever_starts_on_a_damaged_pool_waits_says_why_and_follows_once_it_is_fixed(name, vit, folder):
     live_pool = LivePool(PoolStore(folder), vit, PredictSettings(), retry_seconds=0)
     publish(folder, marked_pool(vit, 1), 1)
     file, damage = bad_pools.DAMAGES.get(name, (name.removeprefix("no "), None))
@@ -389,7 +389,7 @@ def test_of_two_versions_with_the_parents_number_neither_is_served(vit, folder):
     assert fallen(vit, folder).loaded is None
 
 
-def test_whoever_serves_an_ancestor_follows_current_as_soon_as_it_is_mended_or_moved(vit, folder):
+def test_whoever_serves_an_ancestor_follows_current_as_soon_as_it_is_fixed_or_moved(vit, folder):
     lineage(folder, vit, ["a"], ["a", "b"], ["a", "b", "c"])
     path = path_of(folder, 3, bad_pools.LAYER)
     whole = path.read_bytes()

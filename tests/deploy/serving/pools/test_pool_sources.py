@@ -324,7 +324,7 @@ def test_only_layers_that_neither_memory_nor_this_machine_has_are_downloaded(wat
     assert requested(s3_proxy, "GET") == []
 
 
-def test_of_two_writers_that_point_at_the_same_time_one_wins_and_the_other_is_told(s3_environment):
+def test_of_two_writers_that_point_at_the_same_time_one_wins_and_the_other_gets_an_error(s3_environment):
     objects = objects_of(s3_environment, s3_environment.url())
     for round_ in range(10):
         known, told, barrier = objects.read("CURRENT"), [], threading.Barrier(4)
@@ -522,7 +522,7 @@ def test_only_cards_of_the_version_that_is_asked_for_are_listed(watched, s3_prox
     assert "versions%2F1-&" in s3_proxy.requests[0] and source.cards(2) == []
 
 
-def test_while_the_store_is_away_the_held_pool_stays_and_the_reason_is_told(watched, s3_proxy, vit):
+def test_while_the_store_is_away_the_held_pool_stays_and_the_reason_is_reported(watched, s3_proxy, vit):
     place, source = watched
     live_pool = LivePool(source, vit, PredictSettings(), retry_seconds=0)
     place.publish(marked_pool(vit, 1), 1)

@@ -77,7 +77,7 @@ def answer_of(vit, pool, matcher: str) -> Prediction:
     return name_answers(pool, predict(vit, pool, image, PredictSettings(matcher)))[0]
 
 
-def test_everything_that_is_declared_is_told(vit, pools):
+def test_everything_that_is_declared_is_exported(vit, pools):
     replica = Replica(vit, pools, agreement_share=1.0)
     with replica as client:
         assert client.post("/predict?matcher=cascade", content=image_bytes()).status_code == 200
@@ -221,7 +221,7 @@ def test_the_estimate_is_the_sum_of_the_calibrated_probabilities(vit, pools, cal
     assert 0.5 < expected / 10 < 0.95
 
 
-def test_unknown_images_are_told_in_the_answer_and_counted(vit, calibrated, tmp_path):
+def test_unknown_images_are_reported_in_the_answer_and_counted(vit, calibrated, tmp_path):
     for threshold, expected in ((2.0, True), (-2.0, False)):
         unknown = {"mqmk": {"threshold": threshold, "false_alarm": 0.01}}
         publish(tmp_path / f"{threshold}", calibrated.with_matching({**calibrated.matching, "unknown": unknown}), 1)
@@ -353,7 +353,7 @@ def test_a_share_of_answers_is_compared(vit, pools):
         spec_of(pools, agreement_share=2)
 
 
-def test_numbers_are_told_from_time_to_time_and_at_once_for_another_pool(vit, pools):
+def test_numbers_are_exported_from_time_to_time_and_at_once_for_another_pool(vit, pools):
     recorded, now = RecordingMetrics(), [0.0]
     metrics = RequestMetrics(recorded, spec_of(pools), every_seconds=2.0, clock=lambda: now[0])
     live_pool, feedback = LivePool(PoolStore(pools), vit, PredictSettings()), RecentAnswers(1).totals
@@ -376,7 +376,7 @@ def test_metrics_that_fail_do_not_end_the_watcher(vit, pools, caplog):
     assert "metrics could not be exported" in caplog.text
 
 
-def test_the_pool_is_told_without_the_reference_of_drift(vit, pools):
+def test_the_pool_is_returned_without_the_reference_of_drift(vit, pools):
     with Replica(vit, pools) as client:
         assert client.get("/pool").json()["matching"].keys() == {"calibration", "unknown"}
 
