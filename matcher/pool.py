@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -21,6 +21,7 @@ from mqmk.matcher.prompted_vit import BackboneInfo, Prompt
 T = TypeVar("T")
 P = ParamSpec("P")
 _REGRESSION = ("plain_gram", "plain_sums")
+HEAD_KINDS: Final = ("normalised", "free")
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +110,11 @@ def task_of_rows(sizes: Sequence[int]) -> Int[Tensor, " rows"]:
     return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes, dtype=torch.long))
 
 
+def read_head(rows: Float[Tensor, "rows dim"], kind: str) -> Float[Tensor, "rows dim"]:
+    """Head rows as logits read them: of unit length, or as they were trained."""
+    return rows if kind == "free" else F.normalize(rows, dim=1)
+
+
 def _is_increasing(layers: tuple[int, ...]) -> bool:
     """Also that no layer is negative."""
     return list(layers) == sorted({layer for layer in layers if layer >= 0})
@@ -139,6 +145,8 @@ class PromptPool:
     logit_scale: float = 16.0
     matching: Mapping[str, Any] = field(default_factory=dict)
     """Measured on held-out data when the version was built: each matcher's rate, agreement and cost, thresholds."""
+    head_kind: str = "normalised"
+    """How logits read the head rows of all tasks."""
     cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
     """What `cache_on_pool` computed; another pool starts with an empty one."""
 
@@ -148,6 +156,8 @@ class PromptPool:
             raise PoolError(f"g_prompt: expected [{len(self.g_layers)}, 2, length, dim], got {[*self.g_prompt.shape]}")
         if self.g_prompt.dtype != torch.float32 or not torch.isfinite(self.g_prompt).all():
             raise PoolError("g_prompt: expected finite float32 values")
+        if self.head_kind not in HEAD_KINDS:
+            raise PoolError(f"expected head rows that are {' or '.join(HEAD_KINDS)}, got {self.head_kind!r}")
         if not self.e_layers or not (_is_increasing(self.e_layers) and _is_increasing(self.g_layers)):
             raise PoolError(f"layers must rise from 0 and not be empty, got g {self.g_layers} and e {self.e_layers}")
         names = [task.name for task in self.tasks]
@@ -225,8 +235,8 @@ class PromptPool:
     @property
     @cache_on_pool
     def head(self) -> Float[Tensor, "rows dim"]:
-        """Normalised head rows of all tasks."""
-        return F.normalize(torch.cat([task.head for task in self.tasks]), dim=1)
+        """Head rows of all tasks, as logits read them."""
+        return read_head(torch.cat([task.head for task in self.tasks]), self.head_kind)
 
     @property
     @cache_on_pool

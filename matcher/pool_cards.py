@@ -22,7 +22,14 @@ from torch import Tensor, contiguous_format
 
 from mqmk.matcher.errors import PoolError
 from mqmk.matcher.pool import PromptPool, TaskPrompt
-from mqmk.matcher.pool_files import PoolVersion, as_pool_error, parse_backbone, require_backbone
+from mqmk.matcher.pool_files import (
+    PoolVersion,
+    as_pool_error,
+    describe_head,
+    parse_backbone,
+    parse_head,
+    require_backbone,
+)
 from mqmk.matcher.prompted_vit import BackboneInfo
 
 SCHEMA: Final = 2
@@ -63,7 +70,8 @@ class PoolCard:
     backbone: BackboneInfo
     g_layers: tuple[int, ...]
     e_layers: tuple[int, ...]
-    scale: float
+    head: Mapping[str, Any]
+    """Fields of a pool."""
     g: str
     pool_level: str | None
     pages: tuple[str, ...]
@@ -106,7 +114,7 @@ def encode_version(pool: PromptPool, version: int, parent: int | None, stored: C
         "backbone": asdict(pool.backbone),
         "g_layers": pool.g_layers,
         "e_layers": pool.e_layers,
-        "head": {"scale": pool.logit_scale},
+        "head": describe_head(pool),
         "g": g,
         "pool_level": None,
         "pages": pages,
@@ -178,7 +186,7 @@ def parse_card(data: bytes, read_file: ReadFile) -> PoolCard:
             backbone=parse_backbone(fields["backbone"]),
             g_layers=tuple(fields["g_layers"]),
             e_layers=tuple(fields["e_layers"]),
-            scale=float(fields["head"]["scale"]),
+            head=parse_head(fields["head"]),
             g=fields["g"],
             pool_level=fields["pool_level"],
             pages=pages,
@@ -228,8 +236,8 @@ def assemble_pool(
             e_layers=card.e_layers,
             g_prompt=load_tensors(read_file(card.g + LAYER_SUFFIX))["g_prompt"],
             tasks=tuple(_task_prompt(row, there.get(row.layer), read_file) for row in card.tasks),
-            logit_scale=card.scale,
             matching=card.matching,
+            **card.head,
         )
 
 

@@ -20,12 +20,14 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from mqmk.learner.bench.estimate import Estimate, Pending
 from mqmk.learner.bench.methods import parts
 from mqmk.learner.bench.methods.parts.forward import PassMeter
 from mqmk.learner.bench.methods.parts.protocol import Answer, Method, MethodInfo, MethodSettings
+from mqmk.learner.bench.methods.parts.remembering import Memory, RememberingViT
 from mqmk.learner.bench.methods.parts.training import iterate
-from mqmk.learner.data.streams import StreamSettings, read_stream
-from mqmk.learner.data.tasks import ImageSet, InMemory, Task, merge_tasks
+from mqmk.learner.data.streams import StreamSettings, read_joint, read_stream
+from mqmk.learner.data.tasks import ImageSet, InMemory, Task
 from mqmk.learner.evaluation import metrics
 from mqmk.learner.evaluation.query_table import BATCH, HeldOut
 from mqmk.learner.settings import TrainSettings
@@ -47,7 +49,7 @@ class CompareSettings:
     train: TrainSettings = field(default_factory=TrainSettings)
     seeds: int = 1
     rates: tuple[float, ...] = (1.0, 3.0, 10.0)
-    """Learning rates to try on a part of the first task, in learning rates of the reference."""
+    """Learning rates to try on a part of the first seed's first task, in learning rates of the reference."""
     width: int = 2000
     replay: int = 64
     replay_epochs: int = 10
@@ -81,7 +83,9 @@ class TaskStep:
     trained: int
     kept: int
     train_seconds: float
+    """With the seconds of a pool that another method trained."""
     test_seconds: float
+    """Without what never changes and had been computed before."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,8 @@ class Progress:
     """As far as it was measured."""
     is_known: bool = False
     """Whether it came from the work folder."""
+    seconds_left: float | None = None
+    """Until all methods and seeds are done, by what has been done so far."""
 
 
 Draw = Callable[[Progress], None]
@@ -138,20 +144,44 @@ def compare(
     work: Path,
     draw: Draw = lambda _: None,
 ) -> list[MethodRun]:
-    """All methods and seeds; those that have a file in the work folder are not run again."""
+    """All methods, one seed after another; those that have a file in the work folder are not run again.
+
+    Within a seed, what several methods compute alike is computed once. Learning rates are searched for on the first
+    seed, and all seeds have them.
+    """
     work.mkdir(parents=True, exist_ok=True)
-    runs = []
-    for info in methods:
-        for seed in range(settings.seeds):
+    estimate = estimate_time(vit, methods, settings, work)
+    found: dict[tuple[str, int], MethodRun] = {}
+    for seed in range(settings.seeds):
+        remembering = RememberingViT(vit, Memory())
+        for info in methods:
             path = result_path(work, vit, info, settings, seed)
-            known = read_run(path)
-            run = known or run_method(vit, info, settings, seed, draw)
-            if known:
+            run = read_run(path)
+            if run:
                 draw(Progress(info.name, seed, settings.stream.tasks, run, is_known=True))
             else:
+                begun, searched = time.monotonic(), found.get((info.name, 0))
+
+                def show(progress: Progress, since: float = begun) -> None:
+                    left = max(0.0, estimate.seconds_left() - (time.monotonic() - since))
+                    draw(replace(progress, seconds_left=left))
+
+                run = run_method(remembering, info, settings, seed, show, searched.rate if searched else None)
+                estimate.finish(info, seed, time.monotonic() - begun)
                 replace_file(path, json.dumps({"schema": SCHEMA, **asdict(run)}).encode())
-            runs.append(run)
-    return runs
+            found[info.name, seed] = run
+    return [found[info.name, seed] for info in methods for seed in range(settings.seeds)]
+
+
+def estimate_time(vit: FrozenViT, methods: Sequence[MethodInfo], settings: CompareSettings, work: Path) -> Estimate:
+    """Of the runs that have no file in the work folder, in the order in which they run."""
+    pending: list[Pending] = [
+        (info, seed)
+        for seed in range(settings.seeds)
+        for info in methods
+        if read_run(result_path(work, vit, info, settings, seed)) is None
+    ]
+    return Estimate(vit, settings.stream, settings.train.epochs, len(settings.rates), pending)
 
 
 def result_path(work: Path, vit: FrozenViT, info: MethodInfo, settings: CompareSettings, seed: int) -> Path:
@@ -180,21 +210,25 @@ def _to_tuples(value: Any) -> Any:
 
 
 def run_method(
-    vit: FrozenViT, info: MethodInfo, settings: CompareSettings, seed: int, draw: Draw = lambda _: None
+    vit: FrozenViT,
+    info: MethodInfo,
+    settings: CompareSettings,
+    seed: int,
+    draw: Draw = lambda _: None,
+    rate: float | None = None,
 ) -> MethodRun:
-    """Learn all tasks with one method, evaluating after each."""
+    """Learn all tasks with one method, evaluating after each; with a rate that is given, none is searched for."""
     method: Method | None = None
     run = MethodRun(info.name, seed, 1.0, 0.0, ())
     sizes: list[int] = []
     held_out = HeldOut.empty(vit.info.image_size)
-    for tasks in _lessons(settings.stream, vit, info, seed):
+    for tasks, lesson in _lessons(settings.stream, vit, info, seed):
         for task in tasks:
             held_out = held_out.with_task(len(sizes), task.held_out)
             sizes.append(len(task.classes))
-        lesson = without_test_images(tasks[0] if len(tasks) == 1 else merge_tasks("joint", tasks), vit)
         if method is None:
             begun = time.monotonic()
-            rate = search_rate(vit, info, settings, seed, lesson)
+            rate = search_rate(vit, info, settings, seed, lesson) if rate is None else rate
             run = replace(run, rate=rate, search_seconds=time.monotonic() - begun)
             method = info.create(vit, settings.for_method(seed, rate))
         step = learn_and_measure(vit, info, method, lesson, held_out, sizes, seed)
@@ -203,10 +237,16 @@ def run_method(
     return run
 
 
-def _lessons(stream: StreamSettings, vit: FrozenViT, info: MethodInfo, seed: int) -> Iterator[list[Task]]:
-    """What is learned at once: a task, or all of them."""
+def _lessons(
+    stream: StreamSettings, vit: FrozenViT, info: MethodInfo, seed: int
+) -> Iterator[tuple[Sequence[Task], Task]]:
+    """The tasks whose test images are added, and what is learned at once: a task, or all classes as one."""
     tasks = read_stream(stream, vit.info, seed)
-    return iter([list(tasks)]) if info.is_joint else ([task] for task in tasks)
+    if info.is_joint:
+        yield list(tasks), without_test_images(read_joint(stream, vit.info, seed), vit)
+        return
+    for task in tasks:
+        yield [task], without_test_images(task, vit)
 
 
 def without_test_images(task: Task, vit: FrozenViT) -> Task:
@@ -274,7 +314,7 @@ def learn_and_measure(
         train_backward=training.backward / images,
         trained=method.trained,
         kept=sum(tensor.numel() for tensor in method.kept().values()),
-        train_seconds=learned - begun,
+        train_seconds=learned - begun + training.known_seconds,
         test_seconds=time.monotonic() - learned,
     )
 

@@ -11,11 +11,10 @@ from hashlib import sha256
 import torch
 from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor
-from torch.nn import functional as F
 
 from mqmk.learner.evaluation.query_table import TableNames, content_digest, find_places
 from mqmk.matcher.keys import trained_keys
-from mqmk.matcher.pool import PromptPool
+from mqmk.matcher.pool import PromptPool, read_head
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +57,7 @@ class ScoreRecords:
             rows, found = image[pairs], query[pairs]
             self.class_scores[rows, number] = by_class.score(found, number, top_keys=1)
             self.task_scores[rows, number] = by_task.score(found, number, top_keys=1)
-            logits = F.normalize(found, dim=1) @ F.normalize(pool.tasks[number].head, dim=1).T
+            logits = found @ read_head(pool.tasks[number].head, pool.head_kind).T  # whose order needs no scale
             self.answers[rows, number] = logits.argmax(dim=1).int()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from mqmk.learner.data.tasks import Task
 from mqmk.learner.settings import TrainSettings
 from mqmk.learner.training import checkpoint
-from mqmk.matcher.pool import PromptPool, group_classes
+from mqmk.matcher.pool import PromptPool, group_classes, read_head
 from mqmk.matcher.prompted_vit import BackboneInfo, FrozenViT, Prompt
 
 log = logging.getLogger(__name__)
@@ -20,6 +20,10 @@ NOT_BOUND: Final = ("accumulate", "plain_means")
 """Settings that a checkpoint is not bound to: into how many parts a batch is split changes no shape and no sum of
 gradients (only which crop an image gets), and must be free to change after memory ran out; plain means are computed
 after the last epoch."""
+
+
+FREE_SPREAD: Final = 0.02
+"""Rows of a free head begin small, as published: their length is learned."""
 
 
 class TrainState:
@@ -40,7 +44,10 @@ class TrainState:
         self.key_of_class = group_classes(classes, keys).to(vit.device)
         self.g_prompt = pool.g_prompt.clone()
         self.e_prompt = _initial_e_prompt(pool, settings, uniform(len(pool.e_layers), 2, length, vit.dim))
+        self.head_kind = pool.head_kind
         self.head, self.keys = uniform(classes, vit.dim), uniform(keys, vit.dim)
+        if self.head_kind == "free":
+            self.head = torch.randn(classes, vit.dim, generator=generator).mul(FREE_SPREAD).to(vit.device)
         self.trains_g = not pool.tasks or settings.g_prompt == "always"
         self.trained = [self.e_prompt, self.head]
         self.trained += [self.g_prompt] if self.trains_g else []
@@ -54,6 +61,11 @@ class TrainState:
     def prompts(self) -> tuple[Prompt, Prompt]:
         """The g-prompt and the task's e-prompt."""
         return Prompt(self.g_layers, (self.g_prompt,)), Prompt(self.e_layers, (self.e_prompt,))
+
+    @property
+    def head_rows(self) -> Tensor:
+        """The head as logits read it, [classes, dim]."""
+        return read_head(self.head, self.head_kind)
 
     def copy_tensors(self) -> dict[str, Tensor]:
         """The tensors as they are now, by name."""

@@ -70,7 +70,7 @@ def _list(ctx: click.Context, _param: click.Parameter, is_wanted: bool) -> None:
 @click.option("--methods", "names", default="all", show_default=True, help="Comma-separated names, see --list.")
 @click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="List the methods.")
 @click.option("--rates", type=Factors(), default="1,3,10", show_default=True,
-              help="Learning rates to try on a part of task 1's training images, times the reference's.")  # fmt: skip
+              help="Learning rates to try on a part of the first seed's task 1, times the reference's.")  # fmt: skip
 @click.option("--leaky", is_flag=True, help="Also mqmk and dualprompt with the published batch bug. Not a result.")
 @click.option("--work", type=click.Path(file_okay=False, path_type=Path), default="bench-compare", show_default=True,
               help="Folder of finished methods and seeds, which are not run again.")  # fmt: skip
@@ -86,7 +86,7 @@ def compare(
     **chosen: Any,
 ) -> None:
     """Learn a folder of images as a stream of tasks with every method. Rates come from mixed batches."""
-    from mqmk.learner.bench.compare import CompareSettings, to_json
+    from mqmk.learner.bench.compare import CompareSettings, estimate_time, to_json
     from mqmk.learner.bench.compare import compare as run_all
     from mqmk.learner.bench.methods.registry import choose_methods
 
@@ -101,6 +101,9 @@ def compare(
         seen[progress.method, progress.seed] = progress.run
         return _live_table(seen)
 
+    estimate = estimate_time(vit, methods, settings, work)
+    click.echo(f"{estimate.runs} of {len(methods) * settings.seeds} runs to do, about "
+               f"{_duration(estimate.seconds_left())} on a machine that does nothing else", err=True)  # fmt: skip
     with show_progress(_line, table) as draw:
         runs = run_all(vit, methods, settings, work, draw)
     document = to_json(settings, vit, methods, runs)
@@ -120,7 +123,13 @@ def _line(progress: "Progress") -> str:
     where = f"{progress.method}  seed {progress.seed}  task {len(last.task_accuracy)}/{progress.tasks}"
     known = "  (known)" if progress.is_known else ""
     matching = "" if last.matching_rate is None else f"  matching rate {last.matching_rate:.1%}"
-    return f"{where}  accuracy {figures['accuracy']:.1%}{matching}{known}"
+    left = "" if progress.seconds_left is None else f"  {_duration(progress.seconds_left)} left"
+    return f"{where}  accuracy {figures['accuracy']:.1%}{matching}{known}{left}"
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
 def _live_table(seen: "dict[tuple[str, int], MethodRun]") -> "Table":

@@ -122,5 +122,7 @@ METHODS: Final = (
             "no orthogonality loss, as in the released scripts",
         ),
         searches_rate=True,
+        epoch_passes=(2.4, 2.4),
+        test_passes=1.2,
     ),
 )

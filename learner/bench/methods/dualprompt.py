@@ -89,5 +89,7 @@ METHODS: Final = (
             "only keys of learned tasks compete, and each image gets its own prompt",
         ),
         searches_rate=True,
+        epoch_passes=(2.1, 2.1),
+        test_passes=1.1,
     ),
 )

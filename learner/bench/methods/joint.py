@@ -61,6 +61,8 @@ METHODS: Final = (
         with_matcher("mqmk"),
         Published("MQMK paper", cifar100=91.79, imagenet_r=79.27, domainnet=89.15),
         is_joint=True,
+        epoch_passes=(1.9, 0.0),
+        test_passes=1.0,
     ),
     MethodInfo(
         "joint-linear",

@@ -91,5 +91,7 @@ METHODS: Final = (
             "the method defines no task; matched is the owner of the chosen prompts, by their use in training",
         ),
         searches_rate=True,
+        epoch_passes=(3.5, 3.5),
+        test_passes=1.5,
     ),
 )

@@ -117,6 +117,8 @@ METHODS: Final = (
         Published("MQMK paper, from CODA", cifar100=82.50, imagenet_r=69.29),
         _DEVIATIONS,
         searches_rate=True,
+        epoch_passes=(2.2, 2.2),
+        test_passes=1.1,
     ),
     MethodInfo(
         "deep-l2p++",
@@ -126,5 +128,7 @@ METHODS: Final = (
         Published("MQMK paper, from CODA", cifar100=84.30, imagenet_r=71.66),
         _DEVIATIONS,
         searches_rate=True,
+        epoch_passes=(2.4, 2.4),
+        test_passes=1.2,
     ),
 )

@@ -15,6 +15,7 @@ from support.method_tasks import QUICK, coloured
 from mqmk.daemon.cli.bench.compare import compare as command
 from mqmk.learner.bench import compare as comparison
 from mqmk.learner.bench.compare import CompareSettings, compare, predict_all, run_method, search_rate, to_json
+from mqmk.learner.bench.estimate import Estimate
 from mqmk.learner.bench.methods.parts.protocol import Answer, MethodInfo
 from mqmk.learner.bench.methods.registry import choose_methods
 from mqmk.learner.data.streams import StreamSettings, read_stream
@@ -152,10 +153,46 @@ def test_a_finished_method_and_seed_is_not_run_again(vit, settings, tmp_path, mo
     assert compare(vit, methods, settings, tmp_path, shown.append)[1].figures()["accuracy"] == pytest.approx(
         runs[1].figures()["accuracy"]
     )
-    assert [progress.is_known for progress in shown] == [True, False, False, True, True]
+    assert [progress.is_known for progress in shown] == [True, True, False, False, True]
     other = dataclasses.replace(settings, seeds=1, train=dataclasses.replace(settings.train, epochs=2))
     compare(vit, methods[:1], other, tmp_path)
     assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_rates_are_searched_on_the_first_seed_and_kept_on_the_others(vit, settings, tmp_path, monkeypatch):
+    searched, given = [], []
+    monkeypatch.setattr(comparison, "search_rate", lambda *at: searched.append(at[3]) or 3.0)
+    info = info_of(lambda _, chosen: given.append(chosen.rate) or Always(), searches_rate=True)
+    two = dataclasses.replace(settings, seeds=2)
+    compare(vit, [info], two, tmp_path)
+    assert (searched, given) == ([0], [3.0, 3.0])
+    next(tmp_path.glob("always-seed1-*")).unlink()
+    compare(vit, [info], two, tmp_path)  # the first seed is known, and so is its rate
+    assert (searched, given) == ([0], [3.0, 3.0, 3.0])
+
+
+def test_the_time_left_falls_to_nothing_and_a_known_run_takes_none(vit, settings, tmp_path):
+    methods, shown = choose_methods("ncm,mqmk,sqsk"), []
+    whole = comparison.estimate_time(vit, methods, settings, tmp_path).seconds_left()
+    assert whole > 0
+    compare(vit, methods[:1], settings, tmp_path)
+    assert comparison.estimate_time(vit, methods[:1], settings, tmp_path).seconds_left() == 0
+    compare(vit, methods, settings, tmp_path, shown.append)
+    assert shown[0].is_known and shown[0].seconds_left is None
+    assert all(progress.seconds_left >= 0 for progress in shown[1:])
+
+
+def test_a_run_is_counted_by_its_passes_and_a_shared_pool_once(vit, settings):
+    def count(*names: str, rates: int = 1) -> float:
+        pending = [(info, 0) for info in choose_methods(",".join(names))]
+        return sum(Estimate(vit, settings.stream, 6, rates, pending)._passes.values())
+
+    images = 100 + 15  # to train on and to test with, in 2 tasks
+    assert count("ncm") == images / 2
+    dual = choose_methods("dualprompt")[0]
+    assert count("dualprompt") == pytest.approx(6 * 100 * 2.1 + dual.test_passes * 15 * 1.5 + images / 2)
+    assert count("dualprompt", rates=3) - count("dualprompt") == pytest.approx(3 * 0.9 * 6 * 50 * 2.1)
+    assert count("mqmk", "sqsk") < count("mqmk") + count("sqsk") - 6 * 100 * 1.8
 
 
 def test_other_code_of_a_method_is_another_result(vit, settings, tmp_path):
@@ -200,7 +237,8 @@ def test_the_command_lists_methods_writes_files_and_prints_the_table(folder, tmp
     assert found.exit_code == 0
     assert re.search(r"│ ncm +│ +83.40 │ +61.20 │ +- │ +- │ +RanPAC", found.output)
     assert "ncm: means of normalised features" in found.output
-    assert "ncm  seed 0  task 2/2  accuracy" in found.stderr
+    assert "2 of 2 runs to do, about 0 min" in found.stderr
+    assert re.search(r"ncm  seed 0  task 2/2  accuracy .*  \d+ min left", found.stderr)
     document = json.loads((tmp_path / "all.json").read_text())
     assert document["methods"].keys() == {"ncm", "fecam"}
     assert "All methods" in (tmp_path / "all.html").read_text()

@@ -87,6 +87,12 @@ class MethodInfo:
     """Where this is not what was published, and why."""
     searches_rate: bool = False
     """Whether the learning rate is chosen on a part of the first task's training images."""
+    epoch_passes: tuple[float, float] = (0.0, 0.0)
+    """For an estimate of time: passes an image and epoch, forward and back, on the first task and on later ones."""
+    test_passes: float = 0.0
+    """Likewise: passes a test image whenever it is scored, without what never changes and is computed once."""
+    shares_pool: bool = False
+    """Whether it trains the pool that others train, too: the first one does."""
     is_joint: bool = False
     """Whether it gets all tasks as one: a reference, which a stream never allows."""
     is_leaky: bool = False
