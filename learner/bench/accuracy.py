@@ -145,7 +145,10 @@ def _joint_accuracy(joint: Task, vit: FrozenViT, settings: TrainSettings) -> flo
 def to_json(
     settings: AccuracySettings, vit: FrozenViT, runs: Sequence[Run], seconds: float, sweeps: Ablations | None = None
 ) -> dict[str, Any]:
-    """What `--json` prints: means over seeds, with their standard deviation."""
+    """What `--json` prints: means over seeds with their standard deviation, and all that was measured after each task.
+
+    `history[matcher][seed][n]` has a(t, n) for both read-outs, matching rates and the confusion of tasks.
+    """
     ablations = ablation_figures([run.evaluation for run in runs]) if settings.ablations else {}
     rows: dict[str, dict[str, float | None]] = {}
     for name in settings.matchers:
@@ -156,6 +159,7 @@ def to_json(
     return {
         "settings": _to_plain_json(asdict(settings) | {"backbone": asdict(vit.info)}),
         "matchers": rows,
+        "history": {name: [[asdict(row[name]) for row in run.tallies] for run in runs] for name in settings.matchers},
         "plain_ncm": fmean(run.plain_ncm for run in runs),
         "joint": fmean(joint) if joint else None,
         "ablations": ablations | (sweeps or {}),

@@ -20,9 +20,12 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from mqmk.learner.bench import figures
 from mqmk.learner.bench.estimate import Estimate, Pending
+from mqmk.learner.bench.figures import keep_json, measure_pool, measure_sweep
 from mqmk.learner.bench.methods import parts
 from mqmk.learner.bench.methods.parts.forward import PassMeter
+from mqmk.learner.bench.methods.parts.heads import keep_task
 from mqmk.learner.bench.methods.parts.protocol import Answer, Method, MethodInfo, MethodSettings
 from mqmk.learner.bench.methods.parts.remembering import Memory, RememberingViT
 from mqmk.learner.bench.methods.parts.training import iterate
@@ -37,7 +40,7 @@ from mqmk.matcher.images import normalise
 from mqmk.matcher.pool import task_of_rows
 from mqmk.matcher.prompted_vit import FrozenViT
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 OTHER_SETTINGS: Final = "published figures: other weights, splits and epochs"
 
 
@@ -53,6 +56,12 @@ class CompareSettings:
     width: int = 2000
     replay: int = 64
     replay_epochs: int = 10
+    figures: bool = False
+    """Whether what the paper's figures show is measured, too, on the pool of the first seed."""
+    lengths: tuple[int, ...] = ()
+    """Lengths of an e-prompt that the figures compare, each a run of its own."""
+    layers: tuple[tuple[int, ...], ...] = ()
+    """Blocks of an e-prompt, likewise."""
 
     def for_method(self, seed: int, rate: float) -> MethodSettings:
         """What a method gets."""
@@ -64,7 +73,11 @@ class TaskStep:
     """What was measured after one task, on the test images of all tasks so far."""
 
     task_accuracy: tuple[float | None, ...]
-    """a(t, n) of every task t."""
+    """a(t, n) of every task t, by the method's own read-out."""
+    task_accuracy_all: tuple[float | None, ...]
+    """The same over all classes seen, as in the paper."""
+    task_accuracy_matched: tuple[float | None, ...] | None
+    """The same over the classes of the matched task; None where the method chooses none."""
     accuracy: float
     """Pooled over images."""
     task_of_answer: float
@@ -170,6 +183,8 @@ def compare(
                 estimate.finish(info, seed, time.monotonic() - begun)
                 replace_file(path, json.dumps({"schema": SCHEMA, **asdict(run)}).encode())
             found[info.name, seed] = run
+        if settings.figures and seed == 0:
+            measure_figures(remembering, settings, work)
     return [found[info.name, seed] for info in methods for seed in range(settings.seeds)]
 
 
@@ -186,12 +201,36 @@ def estimate_time(vit: FrozenViT, methods: Sequence[MethodInfo], settings: Compa
 
 def result_path(work: Path, vit: FrozenViT, info: MethodInfo, settings: CompareSettings, seed: int) -> Path:
     """The file of a method and seed; other settings, another backbone or other code give another name."""
-    chosen = asdict(replace(settings, seeds=1)) | {"backbone": asdict(vit.info)}
+    return work / f"{info.name}-seed{seed}-{_digest(vit, settings, Path(inspect.getfile(info.create)))}.json"
+
+
+def _digest(vit: FrozenViT, settings: CompareSettings, source: Path) -> str:
+    """Of the settings that change a result, the backbone, a source file and the parts that methods share."""
+    alike = replace(settings, seeds=1, figures=False, lengths=(), layers=())
+    chosen = asdict(alike) | {"backbone": asdict(vit.info)}
     digest = hashlib.sha256(json.dumps(chosen, sort_keys=True, default=str).encode())
     shared = Path(inspect.getfile(parts)).parent.glob("*.py")
-    for source in (Path(inspect.getfile(info.create)), *sorted(shared)):
-        digest.update(source.read_bytes())
-    return work / f"{info.name}-seed{seed}-{digest.hexdigest()[:12]}.json"
+    for each in (source, *sorted(shared)):
+        digest.update(each.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def measure_figures(vit: FrozenViT, settings: CompareSettings, work: Path) -> dict[str, Any]:
+    """What the paper's figures show; what has a file in the work folder is not measured again."""
+    digest, train = _digest(vit, settings, Path(inspect.getfile(figures))), replace(settings.train, seed=0)
+
+    def sweep(name: str, **changed: Any) -> dict[str, Any]:
+        path = work / f"figures-{name}-{digest}.json"
+        return keep_json(path, lambda: measure_sweep(vit, settings.stream, replace(train, **changed)))
+
+    pool = keep_json(
+        work / f"figures-{digest}.json", lambda: measure_pool(vit, settings.stream, settings.for_method(0, 1.0))
+    )
+    blocks = {f"{layers[0]}-{layers[-1]}": layers for layers in settings.layers}
+    return pool | {
+        "e-prompt length": {str(each): sweep(f"length{each}", e_length=each) for each in settings.lengths},
+        "e-prompt blocks": {name: sweep(f"blocks{name}", e_layers=each) for name, each in blocks.items()},
+    }
 
 
 def read_run(path: Path) -> MethodRun | None:
@@ -298,12 +337,21 @@ def learn_and_measure(
         answers = predict_all(vit, method, held_out, seed, mixed=not info.is_leaky)
     row_task, images = task_of_rows(sizes), len(task.training)
     starts = torch.tensor([0, *sizes]).cumsum(0)
+    true_row = starts[held_out.task] + held_out.label
     answered = answers.scores.argmax(dim=1)
-    correct = answered == starts[held_out.task] + held_out.label
+    correct = answered == true_row
+
+    def by_task(good: Bool[Tensor, " images"]) -> tuple[float | None, ...]:
+        return tuple(_share(good[held_out.task == number]) for number in range(len(sizes)))
+
     matched = None if info.is_joint else answers.matched_task  # one task with all classes cannot be mistaken
     is_matched = None if matched is None else matched == held_out.task
+    scores = answers.scores if answers.all_scores is None else answers.all_scores
+    within = None if matched is None else keep_task(scores, row_task, matched)
     return TaskStep(
-        task_accuracy=tuple(_share(correct[held_out.task == number]) for number in range(len(sizes))),
+        task_accuracy=by_task(correct),
+        task_accuracy_all=by_task(scores.argmax(dim=1) == true_row),
+        task_accuracy_matched=None if within is None else by_task(within.argmax(dim=1) == true_row),
         accuracy=_share(correct) or 0.0,
         task_of_answer=_share(row_task[answered] == held_out.task) or 0.0,
         matching_rate=None if is_matched is None else _share(is_matched),
@@ -335,7 +383,12 @@ def predict_all(vit: FrozenViT, method: Method, held_out: HeldOut, seed: int, mi
     found = [method.predict(normalise(held_out.pixels[part].to(vit.device), vit.info)) for part in batches]
     scores = torch.cat([answer.scores.cpu() for answer in found])[order]
     matched = [answer.matched_task.cpu() for answer in found if answer.matched_task is not None]
-    return Answer(scores, torch.cat(matched)[order] if matched else None)
+    everything = [answer.all_scores.cpu() for answer in found if answer.all_scores is not None]
+    return Answer(
+        scores,
+        torch.cat(matched)[order] if matched else None,
+        torch.cat(everything)[order] if everything else None,
+    )
 
 
 def _share(good: Bool[Tensor, " images"]) -> float | None:
@@ -350,7 +403,11 @@ def _count_pairs(
 
 
 def to_json(
-    settings: CompareSettings, vit: FrozenViT, methods: Sequence[MethodInfo], runs: Sequence[MethodRun]
+    settings: CompareSettings,
+    vit: FrozenViT,
+    methods: Sequence[MethodInfo],
+    runs: Sequence[MethodRun],
+    figures_of_pool: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What `--json` writes: means over seeds, the whole history of every run, published figures with their source."""
     rows: dict[str, Any] = {}
@@ -367,6 +424,7 @@ def to_json(
             "description": info.description,
             "deviations": info.deviations,
             "is_leaky": info.is_leaky,
+            "rounds": info.rounds,
             "published": asdict(info.published) if info.published else None,
             "runs": [asdict(run) for run in own],
         }
@@ -376,6 +434,7 @@ def to_json(
         "backbone": asdict(vit.info),
         "note": OTHER_SETTINGS,
         "methods": rows,
+        "figures": figures_of_pool,
     }
     plain: dict[str, Any] = json.loads(json.dumps(document, default=str))
     return plain

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mqmk.daemon.cli.bench.accuracy import Layers
 from mqmk.daemon.cli.bench.live import show_progress
 from mqmk.daemon.cli.bench.stream_options import load_vit, read_stream_settings, read_train_settings, stream_options
 
@@ -71,6 +72,10 @@ def _list(ctx: click.Context, _param: click.Parameter, is_wanted: bool) -> None:
 @click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="List the methods.")
 @click.option("--rates", type=Factors(), default="1,3,10", show_default=True,
               help="Learning rates to try on a part of the first seed's task 1, times the reference's.")  # fmt: skip
+@click.option("--sweep-length", "lengths", type=click.IntRange(min=1), multiple=True,
+              help="With --html: also learn with e-prompts of this length; may be repeated.")  # fmt: skip
+@click.option("--sweep-layers", "layers", type=Layers(), multiple=True,
+              help="With --html: also learn with e-prompts in these blocks; may be repeated.")  # fmt: skip
 @click.option("--leaky", is_flag=True, help="Also mqmk and dualprompt with the published batch bug. Not a result.")
 @click.option("--work", type=click.Path(file_okay=False, path_type=Path), default="bench-compare", show_default=True,
               help="Folder of finished methods and seeds, which are not run again.")  # fmt: skip
@@ -79,6 +84,8 @@ def _list(ctx: click.Context, _param: click.Parameter, is_wanted: bool) -> None:
 def compare(
     names: str,
     rates: tuple[float, ...],
+    lengths: tuple[int, ...],
+    layers: tuple[tuple[int, ...], ...],
     leaky: bool,
     work: Path,
     json_file: Path | None,
@@ -86,13 +93,19 @@ def compare(
     **chosen: Any,
 ) -> None:
     """Learn a folder of images as a stream of tasks with every method. Rates come from mixed batches."""
-    from mqmk.learner.bench.compare import CompareSettings, estimate_time, to_json
+    from mqmk.learner.bench.compare import CompareSettings, estimate_time, measure_figures, to_json
     from mqmk.learner.bench.compare import compare as run_all
     from mqmk.learner.bench.methods.registry import choose_methods
 
     methods = choose_methods(names, leaky)
     settings = CompareSettings(
-        read_stream_settings(chosen), read_train_settings(chosen), seeds=chosen["seeds"], rates=rates
+        read_stream_settings(chosen),
+        read_train_settings(chosen),
+        seeds=chosen["seeds"],
+        rates=rates,
+        figures=html is not None and any(info.shares_pool for info in methods),
+        lengths=lengths,
+        layers=layers,
     )
     vit = load_vit(chosen)
     seen: dict[tuple[str, int], MethodRun] = {}
@@ -106,7 +119,8 @@ def compare(
                f"{_duration(estimate.seconds_left())} on a machine that does nothing else", err=True)  # fmt: skip
     with show_progress(_line, table) as draw:
         runs = run_all(vit, methods, settings, work, draw)
-    document = to_json(settings, vit, methods, runs)
+    figures = measure_figures(vit, settings, work) if settings.figures else None  # the pool's are in the work folder
+    document = to_json(settings, vit, methods, runs, figures)
     if json_file:
         json_file.write_text(json.dumps(document, indent=2), encoding="utf-8")
     if html:

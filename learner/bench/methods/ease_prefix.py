@@ -90,5 +90,6 @@ METHODS: Final = (
         epoch_passes=(1.9, 1.9),
         test_passes=2.0,
         shares_pool=True,
+        rounds=1,
     ),
 )

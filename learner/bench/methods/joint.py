@@ -63,6 +63,7 @@ METHODS: Final = (
         is_joint=True,
         epoch_passes=(1.9, 0.0),
         test_passes=1.0,
+        rounds=1,
     ),
     MethodInfo(
         "joint-linear",
@@ -71,5 +72,6 @@ METHODS: Final = (
         LinearProbe,
         Published("RanPAC, tables", cifar100=87.9, imagenet_r=72.0),
         is_joint=True,
+        rounds=1,
     ),
 )

@@ -95,5 +95,6 @@ METHODS: Final = (
         epoch_passes=(1.9, 1.9),
         test_passes=0.5,
         shares_pool=True,
+        rounds=3,
     ),
 )

@@ -145,6 +145,7 @@ METHODS: Final = (
         RanPAC,
         Published("RanPAC, tables", cifar100=89.0, imagenet_r=71.8),
         (_WIDTH, _PENALTY),
+        rounds=1,
     ),
     MethodInfo(
         "ranpac-fsa",
@@ -155,6 +156,7 @@ METHODS: Final = (
         (_WIDTH, _PENALTY, "a prefix of 20 rows by Adam in the first session, not adapters by SGD"),
         searches_rate=True,
         epoch_passes=(2.1, 0.0),
+        rounds=1,
     ),
     MethodInfo(
         "ranpac-fsa-adapter",
@@ -165,5 +167,6 @@ METHODS: Final = (
         (_WIDTH, _PENALTY),
         searches_rate=True,
         epoch_passes=(2.4, 0.0),
+        rounds=1,
     ),
 )

@@ -14,13 +14,23 @@ from support.method_tasks import QUICK, coloured
 
 from mqmk.daemon.cli.bench.compare import compare as command
 from mqmk.learner.bench import compare as comparison
-from mqmk.learner.bench.compare import CompareSettings, compare, predict_all, run_method, search_rate, to_json
+from mqmk.learner.bench.compare import (
+    CompareSettings,
+    compare,
+    measure_figures,
+    predict_all,
+    run_method,
+    search_rate,
+    to_json,
+)
 from mqmk.learner.bench.estimate import Estimate
+from mqmk.learner.bench.figures import compare_prompts, evaluate_pool
+from mqmk.learner.bench.methods.parts import trained_pool
 from mqmk.learner.bench.methods.parts.protocol import Answer, MethodInfo
 from mqmk.learner.bench.methods.registry import choose_methods
 from mqmk.learner.data.streams import StreamSettings, read_stream
 from mqmk.learner.evaluation.query_table import HeldOut
-from mqmk.learner.report.compare_report import write_compare_report
+from mqmk.learner.report.compare_report import FIGURES, write_compare_report
 
 
 @pytest.fixture(scope="module")
@@ -205,8 +215,9 @@ def test_other_code_of_a_method_is_another_result(vit, settings, tmp_path):
 def test_the_document_and_the_page_show_every_method_with_its_history_and_source(vit, settings, tmp_path):
     methods = choose_methods("ncm,joint-linear,sqsk,mqmk,dualprompt", leaky=True)
     quick = dataclasses.replace(settings, rates=(1.0,))
+    quick = dataclasses.replace(quick, figures=True, lengths=(2, 3), layers=((2,),))
     runs = compare(vit, methods, quick, tmp_path)
-    document = to_json(quick, vit, methods, runs)
+    document = to_json(quick, vit, methods, runs, measure_figures(vit, quick, tmp_path))
     assert json.loads(json.dumps(document)) == document
     rows = document["methods"]
     assert [len(step["task_accuracy"]) for step in rows["mqmk"]["runs"][0]["steps"]] == [1, 2]
@@ -215,6 +226,13 @@ def test_the_document_and_the_page_show_every_method_with_its_history_and_source
     assert rows["dualprompt"]["test_passes"] == pytest.approx(2)
     assert rows["mqmk"]["matching_rate"] is not None and rows["ncm"]["matching_rate"] is None
     assert [name for name, row in rows.items() if row["is_leaky"]] == ["mqmk-leaky", "dualprompt-leaky"]
+    for step, tasks in zip(rows["mqmk"]["runs"][0]["steps"], (1, 2), strict=True):  # a(t, n) of both read-outs
+        assert len(step["task_accuracy_all"]) == len(step["task_accuracy_matched"]) == tasks
+        assert step["task_accuracy_matched"] == step["task_accuracy"]
+    assert (
+        rows["sqsk"]["runs"][0]["steps"][1]["task_accuracy_all"] == rows["sqsk"]["runs"][0]["steps"][1]["task_accuracy"]
+    )
+    assert rows["ncm"]["runs"][0]["steps"][1]["task_accuracy_matched"] is None
     write_compare_report(tmp_path / "page.html", document)
     page = (tmp_path / "page.html").read_text()
     assert not re.search(r"<script|src=|href=\"http", page)
@@ -225,6 +243,59 @@ def test_the_document_and_the_page_show_every_method_with_its_history_and_source
         f"{100 * rows['mqmk']['accuracy']:.1f}",
     ):
         assert text in page, text
+
+
+PAPER = [  # what the paper's figures and tables show, and where the page has it
+    "lines", "maps", "prompts", "task-over-time", "queries", "depth-length", "keys-per-task", "top-k", "classifiers",
+    "perfect", "cost", "published",
+]  # fmt: skip
+
+
+def test_the_page_has_a_section_for_every_figure_of_the_paper(vit, settings, tmp_path):
+    assert [*FIGURES] == PAPER
+    methods = choose_methods("sqsk,mqmk,ncm,joint-linear")
+    two = dataclasses.replace(settings, figures=True, lengths=(2, 4), layers=((1, 2),))
+    runs = compare(vit, methods, two, tmp_path)
+    measured = measure_figures(vit, two, tmp_path)
+    page = tmp_path / "page.html"
+    write_compare_report(page, to_json(two, vit, methods, runs, measured))
+    text = page.read_text()
+    ids = re.findall(r'<section id="([^"]+)"', text)
+    assert len(ids) == len(set(ids)) and {*PAPER} < {*ids}
+    sections = dict(zip(ids, text.split("<section id=")[1:], strict=True))
+    assert not any("Not measured" in sections[name] for name in PAPER)
+    assert sections["queries"].count("<figure>") == 8  # four queries, by task and by class
+    assert sections["maps"].count("<figure>") == 2 and "sqsk" in sections["maps"]
+    assert "sequential" in sections["cost"] and "parallel" in sections["cost"]
+    assert {*measured["e-prompt length"]} == {"2", "4"} and {*measured["e-prompt blocks"]} == {"1-2"}
+    assert measured["e-prompt length"]["2"].keys() == {"sqsk", "mqmk"}
+    write_compare_report(page, to_json(two, vit, methods, runs))  # without figures the page says how to get them
+    assert [name for name in PAPER if f'id="{name}"' not in page.read_text()] == []
+    assert page.read_text().count("Not measured") >= 5
+
+
+def test_false_prompts_are_replaced_by_true_ones(vit, settings):
+    evaluation, _ = evaluate_pool(vit, settings.stream, settings.for_method(0, 1.0))
+    found, perfect = evaluation.match("sqsk"), evaluation.match("perfect")
+    wrong = found.task != evaluation.held_out.task
+    row = compare_prompts(evaluation, "sqsk")
+    assert (row["images"], row["false_images"]) == (15, int(wrong.sum()))
+    answers = {name: evaluation.is_correct(each, "fc", "all") for name, each in (("given", found), ("true", perfect))}
+    assert row["all"]["perfect"] == pytest.approx(answers["true"].float().mean().item())
+    assert row["all"]["true"] == pytest.approx(answers["given"][~wrong].float().mean().item())
+    if wrong.any():
+        assert row["all"]["false_to_true"] == pytest.approx(answers["true"][wrong].float().mean().item())
+        assert row["task"]["false"] == 0  # among the classes of a false task the own one is not
+
+
+def test_figures_take_the_pool_that_was_trained_for_the_methods(vit, settings, tmp_path, monkeypatch):
+    trained, real = [], trained_pool.train_task
+    monkeypatch.setattr(trained_pool, "train_task", lambda task, *rest: trained.append(task.name) or real(task, *rest))
+    with_figures = dataclasses.replace(settings, figures=True)
+    compare(vit, choose_methods("mqmk"), with_figures, tmp_path)
+    assert trained == ["task00", "task01"]
+    measure_figures(vit, with_figures, tmp_path)
+    assert len(trained) == 2  # they are in the work folder
 
 
 def test_the_command_lists_methods_writes_files_and_prints_the_table(folder, tmp_path):
