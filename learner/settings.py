@@ -55,6 +55,8 @@ class TrainSettings:
     accumulate: int = 1
     """Least number of parts of a batch whose gradients are added up for one step; large images need more parts."""
     learning_rate: float = 0.06
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """How the learning rate goes on: down to 0 along half a cosine, or not at all, as published."""
     clip: float = 1.0
     g_length: int = 5
     e_length: int = 20
@@ -73,6 +75,9 @@ class TrainSettings:
     keys: Literal["closed-form", "learned"] = "closed-form"
     keys_per_task: int | None = None
     """At most this many keys for a task, one for each group of classes; None keeps one for each class."""
+    head: Literal["normalised", "free"] = "normalised"
+    """Rows of the head: of unit length, times `head_scale`; or of any length, without a scale, as published. Fixed by
+    the pool's first task."""
     head_scale: float = 16.0
     balanced: bool = False
     """Show rare classes as often as common ones."""

@@ -23,6 +23,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 STATISTICS: Final = ("factor", "residual", "feature_means")
 """What the regression over all tasks needs of a task (`regression.py`): a layer of its own in a store."""
+HEAD_KINDS: Final = ("normalised", "free")
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +114,11 @@ def task_of_rows(sizes: Sequence[int]) -> Int[Tensor, " rows"]:
     return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes, dtype=torch.long))
 
 
+def read_head(rows: Float[Tensor, "rows dim"], kind: str) -> Float[Tensor, "rows dim"]:
+    """Head rows as logits read them: of unit length, or as they were trained."""
+    return rows if kind == "free" else F.normalize(rows, dim=1)
+
+
 def _is_increasing(layers: tuple[int, ...]) -> bool:
     """Also that no layer is negative."""
     return list(layers) == sorted({layer for layer in layers if layer >= 0})
@@ -144,6 +150,8 @@ class PromptPool:
     anchor: Tensor | None = None  # [e_layers, 2, length, dim], as an e-prompt; None where an older release trained it
     matching: Mapping[str, Any] = field(default_factory=dict)
     """Measured on held-out data when the version was built: each matcher's rate, agreement and cost, thresholds."""
+    head_kind: str = "normalised"
+    """How logits read the head rows of all tasks."""
     cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
     """What `cache_on_pool` computed; another pool starts with an empty one."""
 
@@ -153,6 +161,8 @@ class PromptPool:
             raise PoolError(f"g_prompt: expected [{len(self.g_layers)}, 2, length, dim], got {[*self.g_prompt.shape]}")
         if self.g_prompt.dtype != torch.float32 or not torch.isfinite(self.g_prompt).all():
             raise PoolError("g_prompt: expected finite float32 values")
+        if self.head_kind not in HEAD_KINDS:
+            raise PoolError(f"expected head rows that are {' or '.join(HEAD_KINDS)}, got {self.head_kind!r}")
         if not self.e_layers or not (_is_increasing(self.e_layers) and _is_increasing(self.g_layers)):
             raise PoolError(f"layers must rise from 0 and not be empty, got g {self.g_layers} and e {self.e_layers}")
         names = [task.name for task in self.tasks]
@@ -257,8 +267,8 @@ class PromptPool:
     @property
     @cache_on_pool
     def head(self) -> Float[Tensor, "rows dim"]:
-        """Normalised head rows of all tasks."""
-        return F.normalize(torch.cat([task.head for task in self.tasks]), dim=1)
+        """Head rows of all tasks, as logits read them."""
+        return read_head(torch.cat([task.head for task in self.tasks]), self.head_kind)
 
     @property
     @cache_on_pool

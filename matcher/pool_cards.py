@@ -23,7 +23,15 @@ from torch import Tensor, contiguous_format
 
 from mqmk.matcher.errors import PoolError
 from mqmk.matcher.pool import STATISTICS, PromptPool, TaskPrompt
-from mqmk.matcher.pool_files import PoolVersion, as_pool_error, parse_backbone, require_backbone, shared_tensors
+from mqmk.matcher.pool_files import (
+    PoolVersion,
+    as_pool_error,
+    describe_head,
+    parse_backbone,
+    parse_head,
+    require_backbone,
+    shared_tensors,
+)
 from mqmk.matcher.prompted_vit import BackboneInfo
 
 SCHEMA: Final = 2
@@ -64,7 +72,8 @@ class PoolCard:
     backbone: BackboneInfo
     g_layers: tuple[int, ...]
     e_layers: tuple[int, ...]
-    scale: float
+    head: Mapping[str, Any]
+    """Fields of a pool."""
     g: str
     pool_level: str | None
     pages: tuple[str, ...]
@@ -107,7 +116,7 @@ def encode_version(pool: PromptPool, version: int, parent: int | None, stored: C
         "backbone": asdict(pool.backbone),
         "g_layers": pool.g_layers,
         "e_layers": pool.e_layers,
-        "head": {"scale": pool.logit_scale},
+        "head": describe_head(pool),
         "g": g,
         "pool_level": None,
         "pages": pages,
@@ -189,7 +198,7 @@ def parse_card(data: bytes, read_file: ReadFile) -> PoolCard:
             backbone=parse_backbone(fields["backbone"]),
             g_layers=tuple(fields["g_layers"]),
             e_layers=tuple(fields["e_layers"]),
-            scale=float(fields["head"]["scale"]),
+            head=parse_head(fields["head"]),
             g=fields["g"],
             pool_level=fields["pool_level"],
             pages=pages,
@@ -241,8 +250,8 @@ def assemble_pool(
             g_prompt=shared["g_prompt"],
             anchor=shared.get("anchor"),
             tasks=tuple(_task_prompt(row, there.get(row.layer), read_file) for row in card.tasks),
-            logit_scale=card.scale,
             matching=card.matching,
+            **card.head,
         )
 
 

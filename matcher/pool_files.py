@@ -74,7 +74,7 @@ def encode(pool: PromptPool, version: int, parent: int | None) -> tuple[PoolVers
         "backbone": asdict(pool.backbone),
         "g_layers": list(pool.g_layers),
         "e_layers": list(pool.e_layers),
-        "head": {"scale": pool.logit_scale},
+        "head": describe_head(pool),
         "tasks": [
             {"name": task.name, "classes": list(task.classes)}
             | {key: _to_dict(getattr(task, key)) for key in _TASK_FIELDS}
@@ -175,10 +175,20 @@ def _build_pool(fields: Mapping[str, Any], backbone: BackboneInfo, tensors: dict
         e_layers=tuple(fields["e_layers"]),
         g_prompt=g_prompt,
         tasks=tuple(tasks),
-        logit_scale=float(fields["head"]["scale"]),
         matching=fields["matching"],
         anchor=anchor,
+        **parse_head(fields["head"]),
     )
+
+
+def describe_head(pool: PromptPool) -> dict[str, Any]:
+    """What a card says of the head; nothing of rows that are normalised, as in cards of older releases."""
+    return {"scale": pool.logit_scale} | ({} if pool.head_kind == "normalised" else {"rows": pool.head_kind})
+
+
+def parse_head(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a pool that `describe_head` wrote."""
+    return {"logit_scale": float(fields["scale"]), "head_kind": fields.get("rows", "normalised")}
 
 
 def parse_backbone(fields: Mapping[str, Any]) -> BackboneInfo:

@@ -113,10 +113,15 @@ class FrozenViT:
     def query(self, stem: Stem, *prompts: Prompt | None) -> Float[Tensor, "batch dim"]:
         """The rest of the forward pass: the class token after the final norm."""
         with self.autocast():
+            return self._vit.norm(self.class_token(stem, *prompts)).float()
+
+    def class_token(self, stem: Stem, *prompts: Prompt | None) -> Float[Tensor, "batch dim"]:
+        """The same before the final norm."""
+        with self.autocast():
             hidden = self._block(stem.layer, stem.hidden, stem.projected, *prompts)
             for layer in range(stem.layer + 1, self.depth):
                 hidden = self._block(layer, hidden, self._project(layer, hidden), *prompts)
-            return self._vit.norm(hidden[:, 0]).float()
+            return hidden[:, 0]
 
     def _project(self, layer: int, hidden: Float[Tensor, "batch tokens dim"]) -> Projected:
         block = self._vit.blocks[layer]

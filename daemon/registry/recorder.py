@@ -85,14 +85,15 @@ class Recorder:
 
     def _training(self, task: TaskRow, attempt: int | None, row: VersionRow) -> TrainingRecord:
         events = self._ledger.events(task, 10_000)
-        epochs = [_numbers(each.detail) for each in events if each.event == "task.epoch_finished"]
+        last = max((place for place, each in enumerate(events) if each.event == "task.training_started"), default=0)
+        epochs = [_numbers(each.detail) for each in events[last:] if each.event == "task.epoch_finished"]
         begun = [each.at for each in events if each.event == "task.training_started"]
         ended = [each.at for each in events if each.event == "task.trained"]
         return TrainingRecord(
             effect_id=f"train:{task.identity}" + (f":{attempt}" if attempt else ""),  # none in release 0.1
             task=task.name,
             parameters=self._parameters(),
-            epochs=epochs[-self._config.train.epochs :],
+            epochs=epochs,
             manifest=self._ledger.manifest_bytes(task) or b"",
             files={"evaluation.json": json.dumps(row.evaluation, indent=2).encode()} | self._figures(row),
             layers=self._task_layers(task, row),

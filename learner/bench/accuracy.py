@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from mqmk.learner.data.streams import StreamSettings, read_stream
-from mqmk.learner.data.tasks import Task, merge_tasks
+from mqmk.learner.data.streams import StreamSettings, read_joint, read_stream
+from mqmk.learner.data.tasks import Task
 from mqmk.learner.evaluation import metrics
 from mqmk.learner.evaluation.ablations import Ablations, ablation_figures, mean_figures
 from mqmk.learner.evaluation.evaluate import Evaluation, Tally
@@ -93,7 +93,6 @@ def run_stream(
     train = replace(settings.train, seed=seed)
     pool, table, held_out = empty_pool(vit, train), QueryTable.empty(vit.dim), HeldOut.empty(vit.info.image_size)
     tallies: list[dict[str, Tally]] = []
-    learned: list[Task] = []
     seconds = {"train": 0.0, "evaluate": 0.0}
     for number, task in enumerate(read_stream(settings.stream, vit.info, seed)):
 
@@ -110,8 +109,7 @@ def run_stream(
         seconds["train"] += trained - begun
         seconds["evaluate"] += time.monotonic() - trained
         draw(found=tallies[-1])
-        learned.append(task)
-    joint = _joint_accuracy(learned, vit, train) if settings.joint else None
+    joint = _joint_accuracy(read_joint(settings.stream, vit.info, seed), vit, train) if settings.joint else None
     return Run(tuple(tallies), evaluation, _plain_ncm(evaluation), joint, seconds["train"], seconds["evaluate"])
 
 
@@ -138,10 +136,10 @@ def _plain_ncm(evaluation: Evaluation) -> float:
     return (answers == evaluation.true_row).float().mean().item()
 
 
-def _joint_accuracy(tasks: Sequence[Task], vit: FrozenViT, settings: TrainSettings) -> float:
+def _joint_accuracy(joint: Task, vit: FrozenViT, settings: TrainSettings) -> float:
     """The upper row of the paper's tables: all classes at once, as one task."""
     accuracy: list[float | None] = []
-    train_task(merge_tasks("joint", tasks), vit, empty_pool(vit, settings), replace(settings, plain_means=False),
+    train_task(joint, vit, empty_pool(vit, settings), replace(settings, plain_means=False),
                on_epoch=lambda progress: accuracy.append(progress.held_out_accuracy))  # fmt: skip
     return accuracy[-1] or 0.0
 
@@ -149,7 +147,10 @@ def _joint_accuracy(tasks: Sequence[Task], vit: FrozenViT, settings: TrainSettin
 def to_json(
     settings: AccuracySettings, vit: FrozenViT, runs: Sequence[Run], seconds: float, sweeps: Ablations | None = None
 ) -> dict[str, Any]:
-    """What `--json` prints: means over seeds, with their standard deviation."""
+    """What `--json` prints: means over seeds with their standard deviation, and all that was measured after each task.
+
+    `history[matcher][seed][n]` has a(t, n) for both read-outs, matching rates and the confusion of tasks.
+    """
     ablations = ablation_figures([run.evaluation for run in runs]) if settings.ablations else {}
     rows: dict[str, dict[str, float | None]] = {}
     for name in settings.matchers:
@@ -160,6 +161,7 @@ def to_json(
     return {
         "settings": _to_plain_json(asdict(settings) | {"backbone": asdict(vit.info)}),
         "matchers": rows,
+        "history": {name: [[asdict(row[name]) for row in run.tallies] for run in runs] for name in settings.matchers},
         "plain_ncm": fmean(run.plain_ncm for run in runs),
         "joint": fmean(joint) if joint else None,
         "ablations": ablations | (sweeps or {}),

@@ -9,6 +9,7 @@ stopped goes on where it was. The file's name covers settings, backbone, the met
 import hashlib
 import inspect
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,22 +21,28 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from mqmk.learner.bench import figures
+from mqmk.learner.bench.estimate import Estimate, Pending, count_images
+from mqmk.learner.bench.figures import keep_json, measure_pool, measure_sweep
 from mqmk.learner.bench.methods import parts
 from mqmk.learner.bench.methods.parts.forward import PassMeter
+from mqmk.learner.bench.methods.parts.heads import keep_task
 from mqmk.learner.bench.methods.parts.protocol import Answer, Method, MethodInfo, MethodSettings
+from mqmk.learner.bench.methods.parts.remembering import Memory, RememberingViT
 from mqmk.learner.bench.methods.parts.training import iterate
-from mqmk.learner.data.streams import StreamSettings, read_stream
-from mqmk.learner.data.tasks import ImageSet, InMemory, Task, merge_tasks
+from mqmk.learner.data.streams import StreamSettings, read_joint, read_stream
+from mqmk.learner.data.tasks import ImageSet, InMemory, Task
 from mqmk.learner.evaluation import metrics
 from mqmk.learner.evaluation.query_table import BATCH, HeldOut
 from mqmk.learner.settings import TrainSettings
 from mqmk.learner.training.stopping_slice import split_off
+from mqmk.learner.training.train import count_epochs
 from mqmk.matcher.durable import replace_file
 from mqmk.matcher.images import normalise
 from mqmk.matcher.pool import task_of_rows
 from mqmk.matcher.prompted_vit import FrozenViT
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 OTHER_SETTINGS: Final = "published figures: other weights, splits and epochs"
 
 
@@ -47,10 +54,16 @@ class CompareSettings:
     train: TrainSettings = field(default_factory=TrainSettings)
     seeds: int = 1
     rates: tuple[float, ...] = (1.0, 3.0, 10.0)
-    """Learning rates to try on a part of the first task, in learning rates of the reference."""
+    """Learning rates to try on a part of the first seed's first task, in learning rates of the reference."""
     width: int = 2000
     replay: int = 64
     replay_epochs: int = 10
+    figures: bool = False
+    """Whether what the paper's figures show is measured, too, on the pool of the first seed."""
+    lengths: tuple[int, ...] = ()
+    """Lengths of an e-prompt that the figures compare, each a run of its own."""
+    layers: tuple[tuple[int, ...], ...] = ()
+    """Blocks of an e-prompt, likewise."""
 
     def for_method(self, seed: int, rate: float) -> MethodSettings:
         """What a method gets."""
@@ -62,7 +75,11 @@ class TaskStep:
     """What was measured after one task, on the test images of all tasks so far."""
 
     task_accuracy: tuple[float | None, ...]
-    """a(t, n) of every task t."""
+    """a(t, n) of every task t, by the method's own read-out."""
+    task_accuracy_all: tuple[float | None, ...]
+    """The same over all classes seen, as in the paper."""
+    task_accuracy_matched: tuple[float | None, ...] | None
+    """The same over the classes of the matched task; None where the method chooses none."""
     accuracy: float
     """Pooled over images."""
     task_of_answer: float
@@ -81,7 +98,9 @@ class TaskStep:
     trained: int
     kept: int
     train_seconds: float
+    """With the seconds of a pool that another method trained."""
     test_seconds: float
+    """Without what never changes and had been computed before."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +145,8 @@ class Progress:
     """As far as it was measured."""
     is_known: bool = False
     """Whether it came from the work folder."""
+    seconds_left: float | None = None
+    """Until all methods and seeds are done, by what has been done so far."""
 
 
 Draw = Callable[[Progress], None]
@@ -138,30 +159,82 @@ def compare(
     work: Path,
     draw: Draw = lambda _: None,
 ) -> list[MethodRun]:
-    """All methods and seeds; those that have a file in the work folder are not run again."""
+    """All methods, one seed after another; those that have a file in the work folder are not run again.
+
+    Within a seed, what several methods compute alike is computed once. Learning rates are searched for on the first
+    seed, and all seeds have them.
+    """
     work.mkdir(parents=True, exist_ok=True)
-    runs = []
-    for info in methods:
-        for seed in range(settings.seeds):
+    estimate = estimate_time(vit, methods, settings, work)
+    found: dict[tuple[str, int], MethodRun] = {}
+    for seed in range(settings.seeds):
+        remembering = RememberingViT(vit, Memory())
+        for info in methods:
             path = result_path(work, vit, info, settings, seed)
-            known = read_run(path)
-            run = known or run_method(vit, info, settings, seed, draw)
-            if known:
+            run = read_run(path)
+            if run:
                 draw(Progress(info.name, seed, settings.stream.tasks, run, is_known=True))
             else:
+                begun, searched = time.monotonic(), found.get((info.name, 0))
+
+                def show(progress: Progress, since: float = begun) -> None:
+                    left = max(0.0, estimate.seconds_left() - (time.monotonic() - since))
+                    draw(replace(progress, seconds_left=left))
+
+                run = run_method(remembering, info, settings, seed, show, searched.rate if searched else None)
+                estimate.finish(info, seed, time.monotonic() - begun)
                 replace_file(path, json.dumps({"schema": SCHEMA, **asdict(run)}).encode())
-            runs.append(run)
-    return runs
+            found[info.name, seed] = run
+        if settings.figures and seed == 0:
+            measure_figures(remembering, settings, work)
+    return [found[info.name, seed] for info in methods for seed in range(settings.seeds)]
+
+
+def estimate_time(vit: FrozenViT, methods: Sequence[MethodInfo], settings: CompareSettings, work: Path) -> Estimate:
+    """Of the runs that have no file in the work folder, in the order in which they run."""
+    pending: list[Pending] = [
+        (info, seed)
+        for seed in range(settings.seeds)
+        for info in methods
+        if read_run(result_path(work, vit, info, settings, seed)) is None
+    ]
+    per_task = count_images(settings.stream)[0] / settings.stream.tasks
+    epochs = count_epochs(settings.train, "task", math.ceil(per_task / settings.train.batch))
+    return Estimate(vit, settings.stream, epochs, len(settings.rates), pending)
 
 
 def result_path(work: Path, vit: FrozenViT, info: MethodInfo, settings: CompareSettings, seed: int) -> Path:
     """The file of a method and seed; other settings, another backbone or other code give another name."""
-    chosen = asdict(replace(settings, seeds=1)) | {"backbone": asdict(vit.info)}
+    return work / f"{info.name}-seed{seed}-{_digest(vit, settings, Path(inspect.getfile(info.create)))}.json"
+
+
+def _digest(vit: FrozenViT, settings: CompareSettings, source: Path) -> str:
+    """Of the settings that change a result, the backbone, a source file and the parts that methods share."""
+    alike = replace(settings, seeds=1, figures=False, lengths=(), layers=())
+    chosen = asdict(alike) | {"backbone": asdict(vit.info)}
     digest = hashlib.sha256(json.dumps(chosen, sort_keys=True, default=str).encode())
     shared = Path(inspect.getfile(parts)).parent.glob("*.py")
-    for source in (Path(inspect.getfile(info.create)), *sorted(shared)):
-        digest.update(source.read_bytes())
-    return work / f"{info.name}-seed{seed}-{digest.hexdigest()[:12]}.json"
+    for each in (source, *sorted(shared)):
+        digest.update(each.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def measure_figures(vit: FrozenViT, settings: CompareSettings, work: Path) -> dict[str, Any]:
+    """What the paper's figures show; what has a file in the work folder is not measured again."""
+    digest, train = _digest(vit, settings, Path(inspect.getfile(figures))), replace(settings.train, seed=0)
+
+    def sweep(name: str, **changed: Any) -> dict[str, Any]:
+        path = work / f"figures-{name}-{digest}.json"
+        return keep_json(path, lambda: measure_sweep(vit, settings.stream, replace(train, **changed)))
+
+    pool = keep_json(
+        work / f"figures-{digest}.json", lambda: measure_pool(vit, settings.stream, settings.for_method(0, 1.0))
+    )
+    blocks = {f"{layers[0]}-{layers[-1]}": layers for layers in settings.layers}
+    return pool | {
+        "e-prompt length": {str(each): sweep(f"length{each}", e_length=each) for each in settings.lengths},
+        "e-prompt blocks": {name: sweep(f"blocks{name}", e_layers=each) for name, each in blocks.items()},
+    }
 
 
 def read_run(path: Path) -> MethodRun | None:
@@ -180,21 +253,25 @@ def _to_tuples(value: Any) -> Any:
 
 
 def run_method(
-    vit: FrozenViT, info: MethodInfo, settings: CompareSettings, seed: int, draw: Draw = lambda _: None
+    vit: FrozenViT,
+    info: MethodInfo,
+    settings: CompareSettings,
+    seed: int,
+    draw: Draw = lambda _: None,
+    rate: float | None = None,
 ) -> MethodRun:
-    """Learn all tasks with one method, evaluating after each."""
+    """Learn all tasks with one method, evaluating after each; with a rate that is given, none is searched for."""
     method: Method | None = None
     run = MethodRun(info.name, seed, 1.0, 0.0, ())
     sizes: list[int] = []
     held_out = HeldOut.empty(vit.info.image_size)
-    for tasks in _lessons(settings.stream, vit, info, seed):
+    for tasks, lesson in _lessons(settings.stream, vit, info, seed):
         for task in tasks:
             held_out = held_out.with_task(len(sizes), task.held_out)
             sizes.append(len(task.classes))
-        lesson = without_test_images(tasks[0] if len(tasks) == 1 else merge_tasks("joint", tasks), vit)
         if method is None:
             begun = time.monotonic()
-            rate = search_rate(vit, info, settings, seed, lesson)
+            rate = search_rate(vit, info, settings, seed, lesson) if rate is None else rate
             run = replace(run, rate=rate, search_seconds=time.monotonic() - begun)
             method = info.create(vit, settings.for_method(seed, rate))
         step = learn_and_measure(vit, info, method, lesson, held_out, sizes, seed)
@@ -203,10 +280,16 @@ def run_method(
     return run
 
 
-def _lessons(stream: StreamSettings, vit: FrozenViT, info: MethodInfo, seed: int) -> Iterator[list[Task]]:
-    """What is learned at once: a task, or all of them."""
+def _lessons(
+    stream: StreamSettings, vit: FrozenViT, info: MethodInfo, seed: int
+) -> Iterator[tuple[Sequence[Task], Task]]:
+    """The tasks whose test images are added, and what is learned at once: a task, or all classes as one."""
     tasks = read_stream(stream, vit.info, seed)
-    return iter([list(tasks)]) if info.is_joint else ([task] for task in tasks)
+    if info.is_joint:
+        yield list(tasks), without_test_images(read_joint(stream, vit.info, seed), vit)
+        return
+    for task in tasks:
+        yield [task], without_test_images(task, vit)
 
 
 def without_test_images(task: Task, vit: FrozenViT) -> Task:
@@ -258,12 +341,21 @@ def learn_and_measure(
         answers = predict_all(vit, method, held_out, seed, mixed=not info.is_leaky)
     row_task, images = task_of_rows(sizes), len(task.training)
     starts = torch.tensor([0, *sizes]).cumsum(0)
+    true_row = starts[held_out.task] + held_out.label
     answered = answers.scores.argmax(dim=1)
-    correct = answered == starts[held_out.task] + held_out.label
+    correct = answered == true_row
+
+    def by_task(good: Bool[Tensor, " images"]) -> tuple[float | None, ...]:
+        return tuple(_share(good[held_out.task == number]) for number in range(len(sizes)))
+
     matched = None if info.is_joint else answers.matched_task  # one task with all classes cannot be mistaken
     is_matched = None if matched is None else matched == held_out.task
+    scores = answers.scores if answers.all_scores is None else answers.all_scores
+    within = None if matched is None else keep_task(scores, row_task, matched)
     return TaskStep(
-        task_accuracy=tuple(_share(correct[held_out.task == number]) for number in range(len(sizes))),
+        task_accuracy=by_task(correct),
+        task_accuracy_all=by_task(scores.argmax(dim=1) == true_row),
+        task_accuracy_matched=None if within is None else by_task(within.argmax(dim=1) == true_row),
         accuracy=_share(correct) or 0.0,
         task_of_answer=_share(row_task[answered] == held_out.task) or 0.0,
         matching_rate=None if is_matched is None else _share(is_matched),
@@ -274,7 +366,7 @@ def learn_and_measure(
         train_backward=training.backward / images,
         trained=method.trained,
         kept=sum(tensor.numel() for tensor in method.kept().values()),
-        train_seconds=learned - begun,
+        train_seconds=learned - begun + training.known_seconds,
         test_seconds=time.monotonic() - learned,
     )
 
@@ -295,7 +387,12 @@ def predict_all(vit: FrozenViT, method: Method, held_out: HeldOut, seed: int, mi
     found = [method.predict(normalise(held_out.pixels[part].to(vit.device), vit.info)) for part in batches]
     scores = torch.cat([answer.scores.cpu() for answer in found])[order]
     matched = [answer.matched_task.cpu() for answer in found if answer.matched_task is not None]
-    return Answer(scores, torch.cat(matched)[order] if matched else None)
+    everything = [answer.all_scores.cpu() for answer in found if answer.all_scores is not None]
+    return Answer(
+        scores,
+        torch.cat(matched)[order] if matched else None,
+        torch.cat(everything)[order] if everything else None,
+    )
 
 
 def _share(good: Bool[Tensor, " images"]) -> float | None:
@@ -310,7 +407,11 @@ def _count_pairs(
 
 
 def to_json(
-    settings: CompareSettings, vit: FrozenViT, methods: Sequence[MethodInfo], runs: Sequence[MethodRun]
+    settings: CompareSettings,
+    vit: FrozenViT,
+    methods: Sequence[MethodInfo],
+    runs: Sequence[MethodRun],
+    figures_of_pool: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What `--json` writes: means over seeds, the whole history of every run, published figures with their source."""
     rows: dict[str, Any] = {}
@@ -327,6 +428,7 @@ def to_json(
             "description": info.description,
             "deviations": info.deviations,
             "is_leaky": info.is_leaky,
+            "rounds": info.rounds,
             "published": asdict(info.published) if info.published else None,
             "runs": [asdict(run) for run in own],
         }
@@ -336,6 +438,7 @@ def to_json(
         "backbone": asdict(vit.info),
         "note": OTHER_SETTINGS,
         "methods": rows,
+        "figures": figures_of_pool,
     }
     plain: dict[str, Any] = json.loads(json.dumps(document, default=str))
     return plain

@@ -97,7 +97,7 @@ def _one_pass(vit: FrozenViT, batch: int, frozen_g: bool, patches: float = 1.0) 
     def step() -> None:
         setup.optimiser.zero_grad()
         query = compute_query(vit, state, drop_patches(vit, vit.embed(setup.images), patches, None))
-        task_loss(query, labels, state.head, setup.logit_scale, state.keys[state.key_of_class[labels]]).backward()
+        task_loss(query, labels, state.head_rows, setup.logit_scale, state.keys[state.key_of_class[labels]]).backward()
         setup.optimiser.step()
 
     return step
@@ -112,7 +112,7 @@ def _two_passes(vit: FrozenViT, batch: int) -> Callable[[], None]:
         with torch.no_grad():
             selecting = F.normalize(whole_pass(vit, setup.images), dim=1)
         query = whole_pass(vit, setup.images, *state.prompts)
-        loss = task_loss(query, labels, state.head, setup.logit_scale)
+        loss = task_loss(query, labels, state.head_rows, setup.logit_scale)
         loss = loss + (1 - F.cosine_similarity(selecting, state.keys[labels])).mean()
         loss.backward()
         setup.optimiser.step()

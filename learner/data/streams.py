@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +29,11 @@ class StreamSettings:
     test_per_class: int | None = None
     classes: int | None = None
     """How many classes the folder must have; None takes what is there."""
+    shuffle: bool = True
+    """Whether the seed decides which classes come together; else they come in the order of their names."""
+    least_area: float | None = None
+    """The smallest random crop of an original image in training, as a share of it; None trains on centre crops, which
+    augmentation may crop further."""
 
 
 def list_classes(data: Path) -> list[str]:
@@ -42,6 +47,15 @@ def list_classes(data: Path) -> list[str]:
     return sorted(sides[0])
 
 
+def count_images(settings: StreamSettings) -> tuple[int, int]:
+    """How many images there are to train on and to test with."""
+
+    def count(side: str, most: int | None) -> int:
+        return sum(len(_image_files(settings.data / side / name)[:most]) for name in list_classes(settings.data))
+
+    return count("train", settings.train_per_class), count("test", settings.test_per_class)
+
+
 def read_stream(settings: StreamSettings, info: BackboneInfo, seed: int) -> Iterator[Task]:
     """The tasks one after another; the seed decides which classes come together."""
     classes = list_classes(settings.data)
@@ -49,13 +63,14 @@ def read_stream(settings: StreamSettings, info: BackboneInfo, seed: int) -> Iter
         raise LearnerError(f"{settings.data}: expected {settings.classes} classes, found {len(classes)}")
     if not 1 <= settings.tasks <= len(classes):
         raise LearnerError(f"expected 1 to {len(classes)} tasks of {len(classes)} classes, got {settings.tasks}")
-    random.Random(seed).shuffle(classes)
+    if settings.shuffle:
+        random.Random(seed).shuffle(classes)
     for number in range(settings.tasks):
         chosen = classes[number * len(classes) // settings.tasks : (number + 1) * len(classes) // settings.tasks]
         yield Task(
             name=f"task{number:02d}",
             classes=tuple(chosen),
-            training=_load_side(settings.data / "train", chosen, settings.train_per_class, info),
+            training=_load_side(settings.data / "train", chosen, settings.train_per_class, info, settings.least_area),
             held_out=_load_side(settings.data / "test", chosen, settings.test_per_class, info),
         )
 
@@ -84,7 +99,15 @@ def _image_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
 
 
-def _load_side(folder: Path, classes: Sequence[str], per_class: int | None, info: BackboneInfo) -> ImageSet:
+def read_joint(settings: StreamSettings, info: BackboneInfo, seed: int) -> Task:
+    """All classes as one task, in the order in which a stream has them."""
+    (task,) = read_stream(replace(settings, tasks=1), info, seed)
+    return replace(task, name="joint")
+
+
+def _load_side(
+    folder: Path, classes: Sequence[str], per_class: int | None, info: BackboneInfo, least_area: float | None = None
+) -> ImageSet:
     files = [_image_files(folder / name)[:per_class] for name in classes]
     listed = [(path, label) for label, paths in enumerate(files) for path in paths]
 
@@ -94,4 +117,4 @@ def _load_side(folder: Path, classes: Sequence[str], per_class: int | None, info
             random.Random(seed).shuffle(order)
         return ((decode_file(path), label) for path, label in order)
 
-    return load_images(tuple(len(paths) for paths in files), read, info)
+    return load_images(tuple(len(paths) for paths in files), read, info, least_area)

@@ -6,9 +6,9 @@ source in every epoch where it does not, so a task of a million images costs no 
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Final, Literal, Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from jaxtyping import Int, UInt8
 from PIL import Image
 from torch import Tensor
 
+from mqmk.learner.data.random_crop import random_crop
 from mqmk.matcher.images import crop_to_size
 from mqmk.matcher.prompted_vit import BackboneInfo
 
@@ -28,14 +29,24 @@ class Batch:
 
     pixels: UInt8[Tensor, "batch 3 height width"]
     labels: Int[Tensor, " batch"]
+    crops: UInt8[Tensor, "batch 3 height width"] | None = None
+    """Random crops of the original images, where training sees those."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def training_pixels(self) -> UInt8[Tensor, "batch 3 height width"]:
+        """What training sees; `pixels` are what an image is recognised by."""
+        return self.pixels if self.crops is None else self.crops
+
+    def rows(self, index: Tensor) -> "Batch":
+        """Some of the images."""
+        return Batch(self.pixels[index], self.labels[index], None if self.crops is None else self.crops[index])
+
     def split(self, parts: int) -> list["Batch"]:
         """Smaller batches that together are this one."""
-        cut = zip(self.pixels.chunk(parts), self.labels.chunk(parts), strict=True)
-        return [Batch(pixels, labels) for pixels, labels in cut]
+        return [self.rows(part) for part in torch.arange(len(self)).chunk(parts)]
 
 
 @runtime_checkable
@@ -91,17 +102,26 @@ class Streamed:
     class_counts: tuple[int, ...]
     read: Callable[[int | None], Iterable[Decoded]]
     info: BackboneInfo
+    least_area: float | None = None
+    """The smallest random crop of an original image, as a share of it; None trains on the centre crop."""
 
     def __len__(self) -> int:
         return sum(self.class_counts)
 
     def batches(self, size: int, seed: int | None, balanced: bool = False) -> Iterator[Batch]:
-        stream = iter(self.read(seed))
+        stream, rng = iter(self.read(seed)), random.Random(seed)
         if balanced:
-            stream = self._balance(stream, random.Random(seed))
-        small = ((crop_to_size(image, self.info), label) for image, label in stream)
+            stream = self._balance(stream, rng)
+        least = None if seed is None else self.least_area
+
+        def crop(image: Image.Image) -> Image.Image | None:
+            return None if least is None else random_crop(image, self.info.image_size, least, rng)
+
+        small = ((crop_to_size(image, self.info), label, crop(image)) for image, label in stream)
         while part := list(islice(small, size)):  # each cropped as it comes: a batch of photographs would be gigabytes
-            yield stack_batch(part)
+            crops = [found for _, _, found in part if found is not None]
+            whole = stack_batch([(image, label) for image, label, _ in part])
+            yield replace(whole, crops=stack_images(crops)) if crops else whole
 
     def _balance(self, stream: Iterator[Decoded], rng: random.Random) -> Iterator[Decoded]:
         """Repeat or drop images at random so that every class is expected equally often."""
@@ -125,35 +145,27 @@ class Task:
 
 def stack_batch(part: list[Decoded]) -> Batch:
     """Images of the backbone's size."""
-    pixels = np.stack([np.asarray(image) for image, _ in part])  # [batch, h, w, 3]
-    labels = torch.tensor([label for _, label in part])
-    return Batch(torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), labels)
+    return Batch(stack_images([image for image, _ in part]), torch.tensor([label for _, label in part]))
+
+
+def stack_images(images: Sequence[Image.Image]) -> UInt8[Tensor, "images 3 height width"]:
+    """Images of one size as pixels."""
+    pixels = np.stack([np.asarray(image) for image in images])  # [images, h, w, 3]
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
 
 def load_images(
-    class_counts: tuple[int, ...], read: Callable[[int | None], Iterable[Decoded]], info: BackboneInfo
+    class_counts: tuple[int, ...],
+    read: Callable[[int | None], Iterable[Decoded]],
+    info: BackboneInfo,
+    least_area: float | None = None,
 ) -> ImageSet:
-    """In memory where the decoded pixels fit, streamed where they do not."""
-    streamed = Streamed(class_counts, read, info)
-    if len(streamed) * 3 * info.image_size**2 > MEMORY_FOR_IMAGES:
+    """In memory where the decoded pixels fit, streamed where they do not or where training crops the originals."""
+    streamed = Streamed(class_counts, read, info, least_area)
+    if least_area is not None or len(streamed) * 3 * info.image_size**2 > MEMORY_FOR_IMAGES:
         return streamed
     parts = list(streamed.batches(256, seed=None))
     if not parts:
         size = info.image_size
         return InMemory(torch.zeros(0, 3, size, size, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
     return InMemory(torch.cat([part.pixels for part in parts]), torch.cat([part.labels for part in parts]))
-
-
-def merge_tasks(name: str, tasks: Sequence[Task]) -> Task:
-    """One task with the classes and images of all, which joint training learns at once."""
-
-    def merge_side(side: Literal["training", "held_out"]) -> InMemory:
-        parts, offset = [], 0
-        for task in tasks:
-            images: ImageSet = getattr(task, side)
-            parts += [(batch.pixels, batch.labels + offset) for batch in images.batches(256, seed=None)]
-            offset += len(task.classes)
-        return InMemory(torch.cat([p for p, _ in parts]), torch.cat([labels for _, labels in parts]))
-
-    classes = tuple(label for task in tasks for label in task.classes)
-    return Task(name, classes, merge_side("training"), merge_side("held_out"))

@@ -5,13 +5,12 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from importlib import import_module
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
@@ -20,6 +19,7 @@ from torch.nn import functional as F
 from mqmk.learner.bench.accuracy import AccuracySettings, Run
 from mqmk.learner.evaluation.evaluate import Evaluation, Tally
 from mqmk.learner.evaluation.metrics import accuracy_drop, mean_of_measured
+from mqmk.learner.evaluation.projection import project_2d
 from mqmk.learner.report.charts import heat_map, line_chart, scatter, task_legend
 from mqmk.learner.report.render import render
 from mqmk.matcher.classifiers import logits
@@ -114,20 +114,6 @@ def _query_maps(evaluation: Evaluation, names: Sequence[str]) -> dict[str, Any]:
         same = (task[alike] == task).float().mean().item() if len(some) > 1 else 0.0
         maps.append(scatter(f"{title}: {same:.0%} beside their own task", project_2d(points), task, names))
     return {"points": len(some), "maps": maps, "legend": task_legend(names)}
-
-
-def project_2d(points: Float[Tensor, "points dim"]) -> Float[Tensor, "points 2"]:
-    """t-SNE where scikit-learn is installed (MLflow brings it) and there are enough points, else PCA."""
-    centred = points - points.mean(dim=0)
-    try:
-        manifold = import_module("sklearn.manifold")
-    except ImportError:
-        manifold = None
-    if manifold is None or len(points) < 10:
-        return centred @ torch.linalg.svd(centred, full_matrices=False).Vh[:2].T
-    perplexity = min(30.0, (len(points) - 1) / 3)
-    tsne = manifold.TSNE(perplexity=perplexity, init="pca", learning_rate="auto", random_state=0, n_jobs=1)
-    return torch.from_numpy(tsne.fit_transform(centred.numpy())).float()
 
 
 def _classes(evaluation: Evaluation) -> list[dict[str, Any]]:

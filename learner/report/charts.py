@@ -25,7 +25,7 @@ def line_chart(
     lines: Mapping[str, Sequence[float]],
     colours: Mapping[str, int],
     across: str = "tasks learned",
-    places: Sequence[int] | None = None,
+    places: Sequence[int | str] | None = None,
 ) -> Markup:
     """Rates from 0 to 1, one line for each name, labelled at its end; `places` are the numbers below, 1, 2, 3, ..."""
     right = max(78, 16 + 7 * max(map(len, lines), default=0))  # as wide as the longest name
@@ -94,9 +94,14 @@ def _cell(hint: str, x: int, place: Mapping[str, int], share: float, is_own: boo
 
 
 def scatter(
-    title: str, places: Float[Tensor, "points 2"], task: Int[Tensor, " points"], names: Sequence[str]
+    title: str,
+    places: Float[Tensor, "points 2"],
+    task: Int[Tensor, " points"],
+    names: Sequence[str],
+    shapes: Sequence[int] | None = None,
 ) -> Markup:
-    """Points on a plane, coloured by task; a task's number stands where the middle of its points is."""
+    """Points on a plane, coloured by task, or by class with the shape of its task; a group's number stands where the
+    middle of its points is."""
     size, margin = 420, 14
     low, high = places.amin(dim=0), places.amax(dim=0)
     at = margin + (places - low) / (high - low).clamp(min=1e-9) * (size - 2 * margin)
@@ -104,7 +109,8 @@ def scatter(
     for number, name in enumerate(names):
         own = at[task == number]
         if len(own):
-            spots = "".join(_dot(number, x, y, 3.4) for x, y in own.tolist())
+            shape = number if shapes is None else shapes[number]
+            spots = "".join(_dot(shape, x, y, 3.4) for x, y in own.tolist())
             groups.append(tag("path", tag("title", name), d=spots, style=task_colour(number, len(names))))
             x, y = own.median(dim=0).values.tolist()
             numbers.append(tag("text", str(number + 1), x=x, y=y + 4, text_anchor="middle", class_="centre"))
@@ -112,11 +118,12 @@ def scatter(
     return _figure(title, svg)
 
 
-def task_legend(names: Sequence[str]) -> Markup:
-    """Which mark stands for which task."""
+def task_legend(names: Sequence[str], shapes: Sequence[int] | None = None) -> Markup:
+    """Which mark stands for which task or class."""
     entries = []
     for number, name in enumerate(names):
-        mark = tag("path", d=_dot(number, 7.0, 7.0, 5.0), style=task_colour(number, len(names)))
+        shape = number if shapes is None else shapes[number]
+        mark = tag("path", d=_dot(shape, 7.0, 7.0, 5.0), style=task_colour(number, len(names)))
         icon = tag("svg", mark, width=14, height=14, viewBox="0 0 14 14", aria_hidden="true")
         entries.append(tag("li", icon, f"{number + 1} {name}"))
     return tag("ul", *entries, class_="legend")

@@ -36,7 +36,7 @@ class Slice:
         for batch in self.whole.batches(size, seed, balanced):
             mine = torch.tensor([(digest in self.chosen) == self.inside for digest in _hash_images(batch)])
             if mine.any():
-                yield Batch(batch.pixels[mine], batch.labels[mine])
+                yield batch.rows(mine)
 
 
 def split_off(training: ImageSet) -> tuple[ImageSet, ImageSet | None]:

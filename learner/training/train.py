@@ -102,7 +102,7 @@ def train_task(
             generator = torch.Generator().manual_seed(seed + 7_919 * group.rank)  # torch reads 32 bits of a seed
             for step, batch in enumerate(training.batches(settings.batch, seed, settings.balanced)):
                 for param_group in optimiser.param_groups:
-                    param_group["lr"] = cosine_lr(settings.learning_rate, (state.epoch + step / steps) / plan[goal])
+                    param_group["lr"] = scheduled_lr(settings, (state.epoch + step / steps) / plan[goal])
                 optimiser.zero_grad()
                 for part in group.my_parts(batch.split(parts * group.size)):  # gradient accumulation
                     images = augment(_prepare(part, vit), settings.augmentation, generator)
@@ -110,7 +110,7 @@ def train_task(
                     query = compute_query(vit, state, drop_patches(vit, vit.embed(images), settings.patches, generator))
                     learns_keys = settings.keys == "learned" and goal == "task"
                     keys = state.keys[state.key_of_class[labels]] if learns_keys else None
-                    loss = task_loss(query, labels, state.goal_head, pool.logit_scale, keys)
+                    loss = task_loss(query, labels, state.head_rows, pool.logit_scale, keys)
                     (loss * len(part) / len(batch)).backward()
                     total_loss += loss.detach() * len(part)
                 group.all_reduce_grads(state.trained_tensors())
@@ -170,16 +170,22 @@ def cosine_lr(lr: float, progress: float) -> float:
     return lr * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
 
 
+def scheduled_lr(settings: TrainSettings, progress: float) -> float:
+    """The learning rate after a share of the training."""
+    constant = settings.schedule == "constant"
+    return settings.learning_rate if constant else cosine_lr(settings.learning_rate, progress)
+
+
 def task_loss(
     query: Float[Tensor, "batch dim"],
     labels: Int[Tensor, " batch"],
-    head: Float[Tensor, "classes dim"],
+    head_rows: Float[Tensor, "classes dim"],
     logit_scale: float,
     keys: Float[Tensor, "batch dim"] | None = None,
 ) -> Float[Tensor, ""]:
     """Classification over this task's classes and, where each image's key is given, matching on the same query."""
     query = F.normalize(query, dim=1)
-    loss = F.cross_entropy(logit_scale * query @ F.normalize(head, dim=1).T, labels)
+    loss = F.cross_entropy(logit_scale * query @ head_rows.T, labels)
     return loss if keys is None else loss + (1 - F.cosine_similarity(query.detach(), keys)).mean()
 
 
@@ -197,7 +203,7 @@ def measure_accuracy(vit: FrozenViT, state: TrainState, images: ImageSet, batch:
     correct = torch.zeros((), dtype=torch.float64, device=vit.device)
     for part in islice(images.batches(batch, seed=None), group.rank, None, group.size):
         query = compute_query(vit, state, vit.embed(_prepare(part, vit)))
-        predicted = (query @ F.normalize(state.goal_head, dim=1).T).argmax(dim=1)
+        predicted = (query @ state.head_rows.T).argmax(dim=1)
         correct += (predicted == part.labels.to(predicted.device)).sum()
     return float(group.all_reduce_sum(correct)) / len(images)
 
@@ -208,7 +214,7 @@ def _is_done(state: TrainState, settings: TrainSettings, epochs: int) -> bool:
 
 
 def _prepare(batch: Batch, vit: FrozenViT) -> Float[Tensor, "batch 3 height width"]:
-    return normalise(batch.pixels.to(vit.device), vit.info)
+    return normalise(batch.training_pixels.to(vit.device), vit.info)
 
 
 @torch.no_grad()
@@ -252,4 +258,5 @@ def empty_pool(vit: FrozenViT, settings: TrainSettings) -> PromptPool:
     generator = torch.Generator().manual_seed(settings.seed)
     g_prompt = torch.empty(2, 2, settings.g_length, vit.dim)
     g_prompt.uniform_(-settings.spread, settings.spread, generator=generator)
-    return PromptPool(vit.info, (0, 1), e_layers, g_prompt.to(vit.device), logit_scale=settings.head_scale)
+    scale = 1.0 if settings.head == "free" else settings.head_scale
+    return PromptPool(vit.info, (0, 1), e_layers, g_prompt.to(vit.device), logit_scale=scale, head_kind=settings.head)

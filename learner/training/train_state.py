@@ -15,7 +15,7 @@ from torch import Tensor
 from mqmk.learner.data.tasks import Task
 from mqmk.learner.settings import TrainSettings
 from mqmk.learner.training import checkpoint
-from mqmk.matcher.pool import PromptPool, group_classes
+from mqmk.matcher.pool import PromptPool, group_classes, read_head
 from mqmk.matcher.prompted_vit import BackboneInfo, FrozenViT, Prompt
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,8 @@ after the last epoch."""
 
 Goal = Literal["task", "anchor"]
 GOALS: Final[tuple[Goal, Goal]] = ("anchor", "task")
+FREE_SPREAD: Final = 0.02
+"""Rows of a free head begin small, as published: their length is learned."""
 
 
 class TrainState:
@@ -49,6 +51,7 @@ class TrainState:
         self.key_of_class = group_classes(classes, keys).to(vit.device)
         self.g_prompt = pool.g_prompt.clone()
         self.e_prompt = _initial_e_prompt(pool, settings, uniform(len(pool.e_layers), 2, length, vit.dim))
+        self.head_kind = pool.head_kind
         self.head, self.keys = uniform(classes, vit.dim), uniform(keys, vit.dim)
         self.anchor = None if pool.anchor is None else pool.anchor.clone()
         self.anchor_head: Tensor | None = None
@@ -56,6 +59,8 @@ class TrainState:
             self.anchor = uniform(len(pool.e_layers), 2, settings.anchor_length, vit.dim)
             self.anchor_head = uniform(classes, vit.dim)
         self.goal: Goal = "task" if self.anchor_head is None else "anchor"
+        if self.head_kind == "free":
+            self.head = torch.randn(classes, vit.dim, generator=generator).mul(FREE_SPREAD).to(vit.device)
         self._trains_g = not pool.tasks or settings.g_prompt == "always"
         self._learns_keys = settings.keys == "learned"
         self.best = self.copy_tensors()
@@ -85,18 +90,22 @@ class TrainState:
         return Prompt(self.g_layers, (self.g_prompt,)), Prompt(self.e_layers, (prompt,))
 
     @property
-    def goal_head(self) -> Tensor:
-        """The head of the goal."""
+    def _goal_head(self) -> Tensor:
         head = self.head if self.goal == "task" else self.anchor_head
         assert head is not None
         return head
 
     def trained_tensors(self) -> list[Tensor]:
         """What the goal trains."""
-        tensors = [*self.prompts[1].rows, self.goal_head]
+        tensors = [*self.prompts[1].rows, self._goal_head]
         tensors += [self.g_prompt] if self.trains_g else []
         tensors += [self.keys] if self._learns_keys and self.goal == "task" else []
         return [tensor.requires_grad_() for tensor in tensors]
+
+    @property
+    def head_rows(self) -> Tensor:
+        """The head of the goal as logits read it, [classes, dim]."""
+        return read_head(self._goal_head, self.head_kind)
 
     def copy_tensors(self) -> dict[str, Tensor]:
         """The tensors as they are now, by name."""

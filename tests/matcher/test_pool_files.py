@@ -11,6 +11,7 @@ from safetensors import safe_open
 from support.builders import frozen, random_pool, random_task, random_timm_vit
 
 from mqmk.matcher.errors import PoolError
+from mqmk.matcher.pool_cards import encode_version, parse_card
 from mqmk.matcher.pool_files import PoolFiles, decode, encode, read_pool, write_pool
 
 
@@ -140,6 +141,20 @@ def test_values_that_are_not_finite_are_refused_even_with_the_right_hash(pool, v
     pool.tasks[1].keys[0, 0] = value  # in place, behind the back of the checks
     with pytest.raises(PoolError, match="task 'task1': keys has values that are not finite"):
         decode(encode(pool, 1, None)[1])
+
+
+def test_a_free_head_is_stored_and_read_as_such_and_any_other_kind_is_refused(pool):
+    free = dataclasses.replace(pool, head_kind="free", logit_scale=1.0)
+    _, files = encode(free, 1, None)
+    assert json.loads(files.card)["head"] == {"scale": 1.0, "rows": "free"}
+    _, again = decode(files)
+    assert again.head_kind == "free"
+    assert torch.equal(again.head, torch.cat([task.head for task in pool.tasks]))
+    card = parse_card(encode_version(free, 1, None, lambda _: False).card, lambda _: b"")
+    assert card.head == {"logit_scale": 1.0, "head_kind": "free"}
+    assert json.loads(encode(pool, 1, None)[1].card)["head"] == {"scale": pool.logit_scale}  # as older releases read it
+    with pytest.raises(PoolError, match="normalised or free, got 'loose'"):
+        dataclasses.replace(pool, head_kind="loose")
 
 
 def test_a_pool_of_an_older_release_has_no_class_sizes_and_reads_as_before(pool):

@@ -7,6 +7,7 @@ import click
 from mqmk.daemon.cli.bench.accuracy import accuracy
 from mqmk.daemon.cli.bench.compare import compare
 from mqmk.daemon.cli.bench.criteria import print_results
+from mqmk.daemon.cli.bench.prepare import prepare
 from mqmk.daemon.cli.bench.serving import serving
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def bench() -> None:
 
 bench.add_command(accuracy)
 bench.add_command(compare)
+bench.add_command(prepare)
 bench.add_command(serving)
 
 

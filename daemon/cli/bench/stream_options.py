@@ -58,6 +58,8 @@ def read_stream_settings(chosen: dict[str, Any]) -> "StreamSettings":
         train_per_class=chosen["train_per_class"],
         test_per_class=chosen["test_per_class"],
         classes=preset.classes if preset else None,
+        shuffle=preset is None,
+        least_area=preset.least_area if preset else None,
     )
 
 
@@ -69,7 +71,7 @@ def read_train_settings(chosen: dict[str, Any], names: tuple[str, ...] = ("epoch
 
 
 def load_vit(chosen: dict[str, Any]) -> "FrozenViT":
-    """The backbone; with a preset, the paper's image preprocessing."""
+    """The backbone; with that of a preset, the paper's image preprocessing."""
     from mqmk.matcher.backbone import EMBEDDED, HUB, load_backbone
     from mqmk.matcher.prompted_vit import FrozenViT
 
@@ -77,7 +79,7 @@ def load_vit(chosen: dict[str, Any]) -> "FrozenViT":
     name = chosen["backbone"] or (preset.backbone if preset else EMBEDDED)
     size = chosen["image_size"] or (preset.image_size if preset else None)
     vit = load_backbone(name, weights=chosen["weights"] or HUB, image_size=size)
-    if preset is None:
+    if preset is None or name != preset.backbone:
         return vit
     info = replace(vit.info, mean=preset.mean, std=preset.std, crop=preset.crop)
     return FrozenViT(vit._vit, info, vit.device)

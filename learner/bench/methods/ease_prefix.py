@@ -87,5 +87,9 @@ METHODS: Final = (
         EasePrefix,
         Published("EASE's log, ViT-B/16-IN21K", imagenet_r=76.17),
         ("our e-prompts in place of adapters; means of normalised features",),
+        epoch_passes=(1.9, 1.9),
+        test_passes=2.0,
+        shares_pool=True,
+        rounds=1,
     ),
 )

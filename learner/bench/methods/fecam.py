@@ -79,5 +79,6 @@ METHODS: Final = (
         "nearest class by Mahalanobis distance of plain features; nothing trains",
         FeCAM,
         deviations=("class covariances are first shrunk to the one pooled over the task, by dim / 4 images",),
+        rounds=1,
     ),
 )

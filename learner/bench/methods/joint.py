@@ -61,6 +61,9 @@ METHODS: Final = (
         with_matcher("mqmk"),
         Published("MQMK paper", cifar100=91.79, imagenet_r=79.27, domainnet=89.15),
         is_joint=True,
+        epoch_passes=(1.9, 0.0),
+        test_passes=1.0,
+        rounds=1,
     ),
     MethodInfo(
         "joint-linear",
@@ -69,5 +72,6 @@ METHODS: Final = (
         LinearProbe,
         Published("RanPAC, tables", cifar100=87.9, imagenet_r=72.0),
         is_joint=True,
+        rounds=1,
     ),
 )

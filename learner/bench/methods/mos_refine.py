@@ -92,5 +92,9 @@ METHODS: Final = (
         MosRefine,
         Published("MOS's log, ViT-B/16-IN21K", imagenet_r=77.83),
         ("our e-prompts in place of adapters; at most 3 passes where the reference has 5; a cosine head",),
+        epoch_passes=(1.9, 1.9),
+        test_passes=0.5,
+        shares_pool=True,
+        rounds=3,
     ),
 )

@@ -47,5 +47,6 @@ METHODS: Final = (
         NCM,
         Published("RanPAC, tables", cifar100=83.4, imagenet_r=61.2),
         ("means of normalised features, which the reference does not normalise",),
+        rounds=1,
     ),
 )

@@ -60,5 +60,6 @@ METHODS: Final = (
         "a head on plain features, trained on Gaussian samples of all classes (after SLCA)",
         ProbeReplay,
         deviations=("SLCA fine-tunes the ViT; here it stays frozen, with one covariance a task and a cosine head",),
+        rounds=1,
     ),
 )

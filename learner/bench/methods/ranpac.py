@@ -17,7 +17,8 @@ from mqmk.learner.bench.methods.parts.forward import Adapters, final_norm, run_b
 from mqmk.learner.bench.methods.parts.heads import cosines
 from mqmk.learner.bench.methods.parts.prompts import uniform
 from mqmk.learner.bench.methods.parts.protocol import Answer, MethodInfo, MethodSettings, Published
-from mqmk.learner.bench.methods.parts.training import Recipe, collect, cosine, fit
+from mqmk.learner.bench.methods.parts.remembering import recall
+from mqmk.learner.bench.methods.parts.training import Recipe, collect, cosine, fit, plain_query
 from mqmk.learner.data.tasks import Task
 from mqmk.matcher.prompted_vit import FrozenViT, Prompt
 from mqmk.matcher.regression import features
@@ -36,6 +37,7 @@ class RanPAC:
     ) -> None:
         self._vit, self._settings, self._first_session = vit, settings, first_session
         self._adapted: list[Tensor] = []
+        self._mark = object()
         self._gram = torch.zeros(0, 0, dtype=torch.float64)
         self._sums: list[Tensor] = []
         self._errors: list[Tensor] = []
@@ -71,14 +73,14 @@ class RanPAC:
 
     def _expand(self, images: Tensor) -> Float[Tensor, "batch width"]:
         """relu(phi R), in double precision."""
-        phi = self._phi(images)
+        phi = recall(self._vit, images, [self._mark] * len(images), lambda some: self._phi(images[some]))
         if not self._settings.width:
             return phi.double()
         return (features(phi, self._settings.width) * phi.norm(dim=1, keepdim=True)).double()
 
     def _phi(self, images: Tensor) -> Float[Tensor, "batch dim"]:
         if not self._adapted:
-            return self._vit.plain(images)
+            return plain_query(self._vit, images)
         if self._first_session == "prefix":
             return self._vit.query(self._vit.embed(images), Prompt(tuple(range(self._vit.depth)), (self._adapted[0],)))
         return final_norm(
@@ -107,13 +109,21 @@ class RanPAC:
 def penalty_errors(
     seen: Float[Tensor, "images width"], targets: Float[Tensor, "images classes"], seed: int
 ) -> Float[Tensor, " penalties"]:
-    """The squared error of every penalty on a random fifth of the task, fitted on the other four."""
+    """The squared error of every penalty on a random fifth of the task, fitted on the other four.
+
+    Solved among images, X^T (X X^T + r I)^-1 Y, where there are fewer of them than features.
+    """
     order = torch.randperm(len(seen), generator=torch.Generator().manual_seed(seed)).to(seen.device)
     held, rest = order[: math.ceil(len(seen) / 5)], order[math.ceil(len(seen) / 5) :]
     if not len(rest):
         rest = held
-    values, vectors = torch.linalg.eigh(seen[rest].T @ seen[rest])
-    turned, wanted = seen[held] @ vectors, vectors.T @ (seen[rest].T @ targets[rest])
+    fitted = seen[rest]
+    if len(rest) < seen.shape[1]:
+        values, vectors = torch.linalg.eigh(fitted @ fitted.T)
+        turned, wanted = seen[held] @ fitted.T @ vectors, vectors.T @ targets[rest]
+    else:
+        values, vectors = torch.linalg.eigh(fitted.T @ fitted)
+        turned, wanted = seen[held] @ vectors, vectors.T @ (fitted.T @ targets[rest])
     return torch.stack([
         ((turned / (values.clamp(min=0) + penalty)) @ wanted - targets[held]).square().sum() for penalty in PENALTIES
     ])  # fmt: skip
@@ -135,6 +145,7 @@ METHODS: Final = (
         RanPAC,
         Published("RanPAC, tables", cifar100=89.0, imagenet_r=71.8),
         (_WIDTH, _PENALTY),
+        rounds=1,
     ),
     MethodInfo(
         "ranpac-fsa",
@@ -144,6 +155,8 @@ METHODS: Final = (
         _WITH,
         (_WIDTH, _PENALTY, "a prefix of 20 rows by Adam in the first session, not adapters by SGD"),
         searches_rate=True,
+        epoch_passes=(2.1, 0.0),
+        rounds=1,
     ),
     MethodInfo(
         "ranpac-fsa-adapter",
@@ -153,5 +166,7 @@ METHODS: Final = (
         _WITH,
         (_WIDTH, _PENALTY),
         searches_rate=True,
+        epoch_passes=(2.4, 0.0),
+        rounds=1,
     ),
 )

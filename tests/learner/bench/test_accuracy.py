@@ -108,6 +108,12 @@ def test_the_document_has_the_promised_fields(run, settings, vit):
     for row in document["matchers"].values():
         assert row.keys() >= fields
         assert row["matching_rate_spread"] == 0.0
+    for by_seed in document["history"].values():  # a(t, n) of both read-outs, for each seed and after each task
+        for steps in by_seed:
+            assert [len(step["task_accuracy_all"]) for step in steps] == [1, 2, 3]
+            assert [len(step["task_accuracy_task"]) for step in steps] == [1, 2, 3]
+    assert len(document["history"]["mqmk"]) == 2
+    assert json.loads(json.dumps(document["history"])) is not None
     assert json.loads(json.dumps(document)) == document
 
 

@@ -13,8 +13,9 @@ from mqmk.learner.bench.accuracy import AccuracySettings, Run, to_json
 from mqmk.learner.data.streams import StreamSettings
 from mqmk.learner.data.tasks import InMemory
 from mqmk.learner.evaluation.evaluate import Evaluation
+from mqmk.learner.evaluation.projection import project_2d
 from mqmk.learner.evaluation.query_table import HeldOut, QueryTable, extend
-from mqmk.learner.report.accuracy_report import plain_passes, project_2d, write_report
+from mqmk.learner.report.accuracy_report import plain_passes, write_report
 from mqmk.learner.report.markup import Markup, join, tag
 from mqmk.matcher.pool import PromptPool
 

@@ -12,10 +12,13 @@ from mqmk.learner.data.tasks import InMemory, Streamed, Task, load_images
 from mqmk.learner.settings import Augmentation, TrainSettings
 from mqmk.learner.training import checkpoint
 from mqmk.learner.training.augment import augment
-from mqmk.learner.training.train import compute_query, cosine_lr, empty_pool, task_loss, train_task
+from mqmk.learner.training.train import compute_query, cosine_lr, empty_pool, scheduled_lr, task_loss, train_task
 from mqmk.learner.training.train_state import TrainState
 from mqmk.matcher.backbone import load_backbone
+from mqmk.matcher.classifiers import logits as logits_of
 from mqmk.matcher.images import normalise
+from mqmk.matcher.matchers import match_images
+from mqmk.matcher.pool import read_head
 
 QUICK = TrainSettings(epochs=2, batch=32, e_length=4)
 
@@ -103,7 +106,7 @@ def loss_of(vit, state, images, labels):
     """One step's loss, with keys where they are trained."""
     learned = any(tensor is state.keys for tensor in state.trained)
     keys = state.keys[state.key_of_class[labels]] if learned else None
-    return task_loss(compute_query(vit, state, vit.embed(images)), labels, state.head, 16.0, keys)
+    return task_loss(compute_query(vit, state, vit.embed(images)), labels, state.head_rows, 16.0, keys)
 
 
 def test_the_learning_rate_falls_along_half_a_cosine():
@@ -195,6 +198,31 @@ def test_accumulated_gradients_equal_those_of_the_whole_batch(vit, birds):
     whole = train_task(birds, vit, pool, settings)
     parts = train_task(birds, vit, pool, dataclasses.replace(settings, accumulate=4))
     torch.testing.assert_close(parts.prompt.head, whole.prompt.head, atol=1e-4, rtol=1e-3)
+
+
+def test_a_constant_schedule_keeps_the_learning_rate():
+    constant = dataclasses.replace(QUICK, learning_rate=0.06, schedule="constant")
+    assert [scheduled_lr(constant, progress) for progress in (0.0, 0.5, 1.0)] == [0.06, 0.06, 0.06]
+    cosine = dataclasses.replace(constant, schedule="cosine")
+    assert [scheduled_lr(cosine, progress) for progress in (0.0, 0.5, 1.0)] == pytest.approx([0.06, 0.03, 0.0])
+
+
+def test_a_free_head_reads_normalised_features_with_rows_of_any_length_and_no_scale(vit, birds):
+    settings = dataclasses.replace(QUICK, head="free", head_scale=99.0)
+    pool = empty_pool(vit, settings)
+    assert (pool.logit_scale, pool.head_kind) == (1.0, "free")
+    state = TrainState(birds, vit, pool, settings)
+    assert state.head.std().item() == pytest.approx(0.02, rel=0.2)  # as published
+    query, labels, rows = torch.tensor([[3.0, 4.0]]), torch.tensor([1]), torch.tensor([[1.0, 2.0], [5.0, 0.0]])
+    logits = torch.tensor([[0.6 * 1 + 0.8 * 2, 0.6 * 5]])
+    found = task_loss(query, labels, read_head(rows, "free"), pool.logit_scale)
+    torch.testing.assert_close(found, F.cross_entropy(logits, labels))
+    trained = train_task(birds, vit, pool, settings).added_to(pool)
+    assert trained.tasks[0].head.norm(dim=1).std() > 0
+    images = normalise(birds.training.pixels[:6], vit.info)
+    match = match_images("mqmk", vit, trained, images)
+    expected = F.normalize(match.query, dim=1) @ trained.tasks[0].head.T
+    torch.testing.assert_close(logits_of(trained, match, "fc", "all"), expected)
 
 
 @pytest.fixture

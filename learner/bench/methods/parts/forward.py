@@ -6,7 +6,7 @@ Prefix prompts are `mqmk.matcher.prompted_vit`'s own. Inserted tokens get no pos
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -82,22 +82,38 @@ class PassMeter:
 
     More tokens count in proportion; a last block that computes the class token only counts as next to nothing.
     `backward` counts the blocks that a gradient goes through. Prefix rows, heads and modules of a method's own are not
-    counted: per cents of a pass.
+    counted: per cents of a pass. Meters may be nested.
     """
+
+    _running: ClassVar[list["PassMeter"]] = []
 
     def __init__(self, vit: FrozenViT) -> None:
         inner: Any = vit._vit
+        self._blocks = inner
         self._plain_tokens = vit.tokens * (vit.depth - 1) + 1
         self._mlps = [block.mlp for block in inner.blocks]
         self.forward, self.backward = 0.0, 0.0
+        self.known_seconds = 0.0
+        """Of training whose result was known."""
 
     def __enter__(self) -> "PassMeter":
         self._hooks = [mlp.register_forward_hook(self._count) for mlp in self._mlps]
+        self._running.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._running.remove(self)
         for hook in self._hooks:
             hook.remove()
+
+    @classmethod
+    def add(cls, vit: FrozenViT, forward: float, backward: float = 0.0, seconds: float = 0.0) -> None:
+        """Count passes whose results were known, so that nothing was computed."""
+        for meter in cls._running:
+            if meter._blocks is vit._vit:
+                meter.forward += forward
+                meter.backward += backward
+                meter.known_seconds += seconds
 
     def _count(self, _module: object, inputs: tuple[Tensor, ...], _output: object) -> None:
         share = inputs[0].shape[0] * inputs[0].shape[1] / self._plain_tokens

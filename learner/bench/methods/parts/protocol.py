@@ -41,6 +41,8 @@ class Answer:
     """One column for each class seen, in the order of learning; -inf for a class that cannot win."""
     matched_task: Int[Tensor, " batch"] | None = None
     """The task that the method itself chose; None where it chooses none."""
+    all_scores: Float[Tensor, "batch classes"] | None = None
+    """Where `scores` leave out the classes of other tasks: those of all classes."""
 
 
 @runtime_checkable
@@ -71,7 +73,12 @@ class Published:
     domainnet: float | None = None
     matching_cifar100: float | None = None
     matching_imagenet_r: float | None = None
-    """All of 10 tasks."""
+    matching_domainnet: float | None = None
+    """All of these of 10 tasks."""
+    imagenet_r_5: float | None = None
+    """Of 5 tasks."""
+    imagenet_r_20: float | None = None
+    """Of 20 tasks."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,14 @@ class MethodInfo:
     """Where this is not what was published, and why."""
     searches_rate: bool = False
     """Whether the learning rate is chosen on a part of the first task's training images."""
+    epoch_passes: tuple[float, float] = (0.0, 0.0)
+    """For an estimate of time: passes an image and epoch, forward and back, on the first task and on later ones."""
+    test_passes: float = 0.0
+    """Likewise: passes a test image whenever it is scored, without what never changes and is computed once."""
+    rounds: int = 2
+    """Passes that must follow one another to answer, if all that need not run at once."""
+    shares_pool: bool = False
+    """Whether it trains the pool that others train, too: the first one does."""
     is_joint: bool = False
     """Whether it gets all tasks as one: a reference, which a stream never allows."""
     is_leaky: bool = False

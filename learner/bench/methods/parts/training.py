@@ -9,9 +9,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mqmk.learner.bench.methods.parts.forward import final_norm
+from mqmk.learner.bench.methods.parts.remembering import early_query
 from mqmk.learner.data.tasks import ImageSet
 from mqmk.learner.settings import TrainSettings
 from mqmk.learner.training.augment import augment
+from mqmk.learner.training.train import count_epochs
 from mqmk.matcher.images import normalise
 from mqmk.matcher.prompted_vit import FrozenViT
 
@@ -71,10 +74,14 @@ def fit(
         seed = settings.seed * 100_003 + epoch
         generator = torch.Generator().manual_seed(seed)
         for batch in images.batches(settings.batch, seed):
-            pixels = normalise(batch.pixels.to(vit.device), vit.info)
+            pixels = normalise(batch.training_pixels.to(vit.device), vit.info)
             yield augment(pixels, settings.augmentation, generator), batch.labels.to(vit.device)
 
-    return _run_epochs(count_epochs(settings, "task", math.ceil(len(images) / settings.batch)), read, recipe, trained, loss, slow)
+    return _run_epochs(_count_epochs(settings, images), read, recipe, trained, loss, slow)
+
+
+def _count_epochs(settings: TrainSettings, images: ImageSet) -> int:
+    return count_epochs(settings, "task", math.ceil(len(images) / settings.batch))
 
 
 def fit_features(
@@ -144,4 +151,4 @@ def collect(
 @torch.no_grad()
 def plain_query(vit: FrozenViT, images: Images) -> Float[Tensor, "batch dim"]:
     """q(x): the class token after the final norm, without prompts and without gradient."""
-    return vit.plain(images)
+    return final_norm(vit, early_query(vit, images))

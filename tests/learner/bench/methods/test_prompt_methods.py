@@ -277,6 +277,33 @@ def test_cprompt_matches_the_task_of_the_best_class_key(vit, tasks):
     assert method.kept()["task0/first"].shape == (10, vit.dim)
 
 
+def test_cprompt_computes_old_prompts_without_gradient_and_its_own_once(vit, tasks):
+    method, images = learned(CPrompt(vit, QUICK), tasks[:2]), random_images(5)
+    new, drawn = method._start_prompts(), torch.tensor([2, 0, 1, 2, 0])
+    everyone, weights = [*method._prompts, new], torch.randn(5, vit.dim)
+
+    def gradient(feature):
+        new.first.grad = new.second.grad = None
+        (feature() * weights).sum().backward()
+        return feature().detach(), new.first.grad.clone(), new.second.grad.clone()
+
+    for tensor in (new.first, new.second):
+        tensor.requires_grad_()
+    own = torch.zeros(5, dtype=torch.int64)
+    naive = gradient(lambda: method._feature(images, method._pick(everyone, drawn)))
+    found = gradient(lambda: method._mix(images, method._feature(images, method._pick([new], own)), drawn))
+    for expected, given in zip(naive, found, strict=True):
+        torch.testing.assert_close(given, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_cprompt_starts_heads_as_kaiming_does(vit):
+    head = CPrompt(vit, QUICK)._start_head(50)
+    bound = (3 / vit.dim) ** 0.5
+    assert head.weight.abs().max() <= bound
+    assert head.weight.std().item() == pytest.approx(vit.dim**-0.5, rel=0.1)
+    assert not head.bias.any()
+
+
 # HiDe
 
 

@@ -56,6 +56,20 @@ def test_the_order_of_tasks_does_not_matter_to_ranpac(vit, tasks, images):
     torch.testing.assert_close(one, other[:, [3, 4, 5, 2, 0, 1]], atol=1e-6, rtol=1e-6)
 
 
+def test_penalties_are_judged_alike_with_more_images_than_features_and_with_fewer():
+    generator = torch.Generator().manual_seed(0)
+    seen, targets = torch.rand(20, 30, generator=generator).double(), torch.eye(4).double().repeat(5, 1)
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(5))
+    held, rest = order[:4], order[4:]
+    for width in (8, 30):
+        part = seen[:, :width]
+        errors = penalty_errors(part, targets, seed=5)
+        for place in (8, 10, 16):  # penalties 1, 100 and 10^8
+            gram = part[rest].T @ part[rest] + PENALTIES[place] * torch.eye(width).double()
+            fitted = part[held] @ torch.linalg.solve(gram, part[rest].T @ targets[rest])
+            torch.testing.assert_close(errors[place], (fitted - targets[held]).square().sum())
+
+
 def test_a_huge_penalty_gives_the_direction_of_class_sums():
     seen, targets = torch.randn(20, 5, dtype=torch.float64), F.one_hot(torch.arange(20) % 2).double()
     head = torch.linalg.solve(seen.T @ seen + 1e9 * torch.eye(5), seen.T @ targets)
