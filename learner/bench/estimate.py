@@ -4,7 +4,7 @@ Before the first run a pass is timed on its own; later the runs themselves tell 
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import torch
@@ -68,6 +68,23 @@ class Estimate:
             + self._train / 2  # statistics and images to read
             + self._test / 2
         )
+
+
+def split_methods(methods: Sequence[MethodInfo], parts: int) -> list[tuple[MethodInfo, ...]]:
+    """About equal parts for processes of their own; methods that share a pool stay together."""
+    units = [[info] for info in methods if not info.shares_pool]
+    units += [together] if (together := [info for info in methods if info.shares_pool]) else []
+    shares: list[list[MethodInfo]] = [[] for _ in range(parts)]
+    for unit in sorted(units, key=_weigh, reverse=True):
+        min(shares, key=_weigh).extend(unit)
+    return [tuple(share) for share in shares if share]
+
+
+def _weigh(methods: Sequence[MethodInfo]) -> float:
+    """Passes an image and epoch, roughly; a shared pool counts once."""
+    alone = sum(info.epoch_passes[0 if info.is_joint else 1] for info in methods if not info.shares_pool)
+    shared = [info.epoch_passes[1] for info in methods if info.shares_pool]
+    return alone + max(shared, default=0.0) + 0.3 * sum(info.test_passes for info in methods)
 
 
 @torch.inference_mode()

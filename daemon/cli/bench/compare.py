@@ -1,6 +1,11 @@
 """`mqmk-daemon bench compare`: our methods and their rivals on one stream of tasks, under one protocol."""
 
 import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +18,8 @@ from mqmk.daemon.cli.bench.stream_options import load_vit, read_stream_settings,
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from mqmk.learner.bench.compare import MethodRun, Progress
+    from mqmk.learner.bench.compare import CompareSettings, MethodRun, Progress
+    from mqmk.learner.bench.methods.parts.protocol import MethodInfo
 
 RATES = {
     "accuracy": "A_T",
@@ -76,6 +82,8 @@ def _list(ctx: click.Context, _param: click.Parameter, is_wanted: bool) -> None:
               help="With --html: also learn with e-prompts of this length; may be repeated.")  # fmt: skip
 @click.option("--sweep-layers", "layers", type=Layers(), multiple=True,
               help="With --html: also learn with e-prompts in these blocks; may be repeated.")  # fmt: skip
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True,
+              help="Processes that share the methods and the cores.")  # fmt: skip
 @click.option("--leaky", is_flag=True, help="Also mqmk and dualprompt with the published batch bug. Not a result.")
 @click.option("--work", type=click.Path(file_okay=False, path_type=Path), default="bench-compare", show_default=True,
               help="Folder of finished methods and seeds, which are not run again.")  # fmt: skip
@@ -86,6 +94,7 @@ def compare(
     rates: tuple[float, ...],
     lengths: tuple[int, ...],
     layers: tuple[tuple[int, ...], ...],
+    jobs: int,
     leaky: bool,
     work: Path,
     json_file: Path | None,
@@ -117,6 +126,8 @@ def compare(
     estimate = estimate_time(vit, methods, settings, work)
     click.echo(f"{estimate.runs} of {len(methods) * settings.seeds} runs to do, about "
                f"{_duration(estimate.seconds_left())} on a machine that does nothing else", err=True)  # fmt: skip
+    if jobs > 1:
+        _run_parts(chosen, methods, settings, work, jobs)  # what follows finds their results in the work folder
     with show_progress(_line, table) as draw:
         runs = run_all(vit, methods, settings, work, draw)
     figures = measure_figures(vit, settings, work) if settings.figures else None  # the pool's are in the work folder
@@ -129,6 +140,35 @@ def compare(
         write_compare_report(html, document)
         click.echo(f"report: {html}", err=True)
     _print(document)
+
+
+def _run_parts(
+    chosen: dict[str, Any], methods: "Sequence[MethodInfo]", settings: "CompareSettings", work: Path, jobs: int
+) -> None:
+    from mqmk.learner.bench.estimate import split_methods
+
+    parts, threads = split_methods(methods, jobs), max(1, (os.cpu_count() or 1) // jobs)
+    with ProcessPoolExecutor(len(parts), mp_context=get_context("spawn")) as pool:
+        running = []
+        for part in parts:
+            own = replace(settings, figures=settings.figures and any(info.shares_pool for info in part))
+            names = tuple(info.name for info in part)
+            running.append(pool.submit(_run_part, chosen, names, own, work, threads))
+        for each in running:
+            each.result()
+
+
+def _run_part(
+    chosen: dict[str, Any], names: tuple[str, ...], settings: "CompareSettings", work: Path, threads: int
+) -> None:
+    import torch
+
+    from mqmk.learner.bench.compare import compare as run_all
+    from mqmk.learner.bench.methods.registry import list_methods
+
+    torch.set_num_threads(threads)
+    methods = [list_methods()[name] for name in names]
+    run_all(load_vit(chosen), methods, settings, work, lambda progress: click.echo(_line(progress), err=True))
 
 
 def _line(progress: "Progress") -> str:

@@ -186,7 +186,7 @@ METHODS: Final = (
             "the augmentation of all methods, without brightness jitter",
         ),
         searches_rate=True,
-        epoch_passes=(2.5, 3.4),
+        epoch_passes=(2.9, 3.8),
         test_passes=0.6,
     ),
 )

@@ -217,6 +217,6 @@ METHODS: Final = (
         ),
         searches_rate=True,
         epoch_passes=(3.7, 3.7),
-        test_passes=1.6,
+        test_passes=1.8,
     ),
 )

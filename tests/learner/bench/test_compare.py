@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ from mqmk.learner.bench.compare import (
     search_rate,
     to_json,
 )
-from mqmk.learner.bench.estimate import Estimate
+from mqmk.learner.bench.estimate import Estimate, split_methods
 from mqmk.learner.bench.figures import compare_prompts, evaluate_pool
 from mqmk.learner.bench.methods.parts import trained_pool
 from mqmk.learner.bench.methods.parts.protocol import Answer, MethodInfo
@@ -315,6 +317,17 @@ def test_the_command_lists_methods_writes_files_and_prints_the_table(folder, tmp
     assert "All methods" in (tmp_path / "all.html").read_text()
     again = CliRunner().invoke(command, [str(option) for option in options], catch_exceptions=False)
     assert again.stderr.count("(known)") == 2
+
+
+def test_jobs_share_the_methods_and_a_pool_stays_in_one(folder, tmp_path):
+    parts = split_methods(choose_methods("all"), 2)
+    assert sorted(info.name for part in parts for info in part) == sorted(info.name for info in choose_methods("all"))
+    assert len({number for number, part in enumerate(parts) for info in part if info.shares_pool}) == 1
+    options = ["--tasks", "2", "--methods", "ncm,fecam", "--train-per-class", "2", "--work", "work", "--jobs", "2"]
+    command = [Path(sys.executable).parent / "mqmk-daemon", "bench", "compare", "--data", folder, *options]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert found.stderr.count("task 2/2") == 4 and found.stderr.count("(known)") == 2
+    assert len(list((tmp_path / "work").iterdir())) == 2
 
 
 @pytest.mark.parametrize(
