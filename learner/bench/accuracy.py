@@ -161,7 +161,10 @@ def to_json(
     return {
         "settings": _to_plain_json(asdict(settings) | {"backbone": asdict(vit.info)}),
         "matchers": rows,
-        "history": {name: [[asdict(row[name]) for row in run.tallies] for run in runs] for name in settings.matchers},
+        "history": {
+            name: _to_plain_json([[asdict(row[name]) for row in run.tallies] for run in runs])
+            for name in settings.matchers
+        },
         "plain_ncm": fmean(run.plain_ncm for run in runs),
         "joint": fmean(joint) if joint else None,
         "ablations": ablations | (sweeps or {}),

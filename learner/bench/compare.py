@@ -22,7 +22,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from mqmk.learner.bench import figures
-from mqmk.learner.bench.estimate import Estimate, Pending, count_images
+from mqmk.learner.bench.estimate import Estimate, Pending
 from mqmk.learner.bench.figures import keep_json, measure_pool, measure_sweep
 from mqmk.learner.bench.methods import parts
 from mqmk.learner.bench.methods.parts.forward import PassMeter
@@ -30,7 +30,7 @@ from mqmk.learner.bench.methods.parts.heads import keep_task
 from mqmk.learner.bench.methods.parts.protocol import Answer, Method, MethodInfo, MethodSettings
 from mqmk.learner.bench.methods.parts.remembering import Memory, RememberingViT
 from mqmk.learner.bench.methods.parts.training import iterate
-from mqmk.learner.data.streams import StreamSettings, read_joint, read_stream
+from mqmk.learner.data.streams import StreamSettings, count_images, read_joint, read_stream
 from mqmk.learner.data.tasks import ImageSet, InMemory, Task
 from mqmk.learner.evaluation import metrics
 from mqmk.learner.evaluation.query_table import BATCH, HeldOut

@@ -1,4 +1,4 @@
-"""SQSK, SQMK, MQSK, MQMK, MQMK-EI and cascade: our own pool, trained once, under one matcher each.
+"""SQSK, SQMK, MQSK, MQMK, MQMK-EI, cascade, anchor and fused: our own pool, trained once, under one matcher each.
 
 Each has the read-out that is better for it: matchers with keys of their own prompts answer among the classes of the
 matched task; SQSK, SQMK and MQSK, which often match a wrong one, among all classes.
@@ -25,7 +25,8 @@ class MQMK:
 
     def __init__(self, vit: FrozenViT, settings: MethodSettings, matcher: str = "mqmk", readout: str = "task") -> None:
         self._matcher, self._readout = matcher, readout
-        self._trained = TrainedPool(vit, settings, plain_means=MATCHER_INFO[matcher].uses_plain_query)
+        info = MATCHER_INFO[matcher]
+        self._trained = TrainedPool(vit, settings, info.uses_plain_query, statistics=info.needs == "statistics")
 
     @property
     def trained(self) -> int:
@@ -146,5 +147,28 @@ METHODS: Final = (
         epoch_passes=(1.9, 1.9),
         test_passes=0.1,
         shares_pool=True,
+    ),
+    MethodInfo(
+        "anchor",
+        "pool",
+        "one query with a prompt trained on task 1, a ridge regression over all classes",
+        with_matcher("anchor"),
+        None,
+        (_TRAINING,),
+        epoch_passes=(1.9, 1.9),
+        test_passes=1.0,
+        shares_pool=True,
+    ),
+    MethodInfo(
+        "fused",
+        "pool",
+        "the regression of anchor, weighed with keys and heads of a shortlist",
+        with_matcher("fused"),
+        None,
+        (_TRAINING, "fixed weights: a service fits them on held-out images, which this protocol has none of"),
+        epoch_passes=(1.9, 1.9),
+        test_passes=1.0,
+        shares_pool=True,
+        rounds=2,
     ),
 )

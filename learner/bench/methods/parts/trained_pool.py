@@ -18,7 +18,7 @@ from mqmk.learner.bench.methods.parts.training import plain_query
 from mqmk.learner.data.tasks import Task
 from mqmk.learner.evaluation.query_table import content_digest
 from mqmk.learner.training.train import Trained, empty_pool, train_task
-from mqmk.matcher.pool import PromptPool, cache_on_pool
+from mqmk.matcher.pool import STATISTICS, PromptPool, cache_on_pool
 from mqmk.matcher.prompted_vit import FrozenViT
 from mqmk.matcher.queries import LiveQueries, Queries, rows_per_pass
 
@@ -34,10 +34,13 @@ class TrainedOnce:
 
 
 class TrainedPool:
-    """The pool after the tasks learned so far; plain means are only kept where a matcher needs them."""
+    """The pool after the tasks learned so far; plain means and statistics only count where a matcher needs them."""
 
-    def __init__(self, vit: FrozenViT, settings: MethodSettings, plain_means: bool = False) -> None:
-        self._vit, self._train, self._plain_means = vit, replace(settings.train, plain_means=True), plain_means
+    def __init__(
+        self, vit: FrozenViT, settings: MethodSettings, plain_means: bool = False, statistics: bool = False
+    ) -> None:
+        self._vit, self._train = vit, replace(settings.train, plain_means=True)
+        self._left_out = (() if plain_means else ("plain_means",)) + (() if statistics else STATISTICS)
         self._name: tuple[Hashable, ...] = ()
         self.pool: PromptPool = empty_pool(vit, self._train)
         self.trained = 0
@@ -77,11 +80,14 @@ class TrainedPool:
     def kept(self) -> dict[str, Tensor]:
         """As `Method.kept` names them."""
         g_prompt = "g_prompt" if self._train.g_prompt == "always" or not self.pool.tasks else "task0/g_prompt"
-        return {g_prompt: self.pool.g_prompt} | {
+        shared = {g_prompt: self.pool.g_prompt}
+        if self.pool.anchor is not None and not {*STATISTICS} & {*self._left_out}:
+            shared["task0/anchor"] = self.pool.anchor
+        return shared | {
             f"task{number}/{name}": tensor
             for number, task in enumerate(self.pool.tasks)
             for name, tensor in task.tensors().items()
-            if name != "plain_means" or self._plain_means
+            if name not in self._left_out
         }
 
 
@@ -102,6 +108,11 @@ class RememberedQueries:
         names = [(name_prompts(self._pool)[-1], digest) for digest in self._digests]
         missing = [*range(len(names))] if self._memory.find(names) else []
         return self._collect(names, missing, self._live.enhanced)
+
+    def anchor(self) -> Float[Tensor, "batch dim"]:
+        names = [(name_anchor(self._pool), digest) for digest in self._digests]
+        missing = [*range(len(names))] if self._memory.find(names) else []
+        return self._collect(names, missing, self._live.anchor)
 
     def by_task(self) -> Iterator[Float[Tensor, "batch dim"]]:
         everyone = torch.arange(len(self._images))
@@ -134,6 +145,12 @@ class RememberedQueries:
         if self._is_stem_counted and is_live and not self._is_stem_live:
             PassMeter.add(self._vit, -stem)  # it is computed now, which counts by itself
         self._is_stem_counted, self._is_stem_live = True, self._is_stem_live or is_live
+
+
+@cache_on_pool
+def name_anchor(pool: PromptPool) -> str:
+    """A name for the anchor prompt with the g-prompt below it."""
+    return content_digest(repr((pool.g_layers, pool.e_layers)), pool.g_prompt, *pool.anchor_prompt.rows)
 
 
 @cache_on_pool
