@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mqmk.matcher.errors import MatchError
-from mqmk.matcher.keys import keys_of_classes
+from mqmk.matcher.keys import key_of_class, trained_keys
 from mqmk.matcher.matchers import Match
 from mqmk.matcher.pool import PromptPool
 
@@ -30,7 +30,9 @@ def _ncm(pool: PromptPool, query: Float[Tensor, "batch dim"]) -> Float[Tensor, "
 
 def _km(pool: PromptPool, query: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch rows"]:
     """Classes that share a key share its logit; the first of them wins."""
-    return pool.logit_scale * query @ keys_of_classes(pool).T
+    bank, places = trained_keys(pool, None), key_of_class(pool)
+    cosines = (query @ bank.keys.T).split(bank.sizes, dim=1)
+    return pool.logit_scale * torch.cat([own[:, place] for own, place in zip(cosines, places, strict=True)], dim=1)
 
 
 CLASSIFIERS: Final[dict[str, Classifier]] = {"fc": _fc, "ncm": _ncm, "km": _km}

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from mqmk.matcher.keys import keys_of_classes, max_by_task
+from mqmk.matcher.keys import key_of_class, max_by_task, trained_keys
 from mqmk.matcher.pool import PromptPool, cache_on_pool
 
 
@@ -58,11 +58,11 @@ class ClassEvidence:
 
     def add(self, pool: PromptPool, pairs: Pairs, query: Float[Tensor, "pairs dim"]) -> None:
         """Note what the queries of some pairs say."""
-        query, keys = F.normalize(query, dim=1), keys_of_classes(pool)
+        query, bank = F.normalize(query, dim=1), trained_keys(pool, None)
         for task in pairs.task.unique().tolist():
             here, rows = pairs.task == task, pool.rows_of_task[task]
             image = pairs.image[here]
-            self.key[image, rows] = query[here] @ keys[rows].T
+            self.key[image, rows] = (query[here] @ bank.by_task[task].T)[:, key_of_class(pool)[task]]
             self.head[image, rows] = query[here] @ pool.head[rows].T
 
 

@@ -63,10 +63,9 @@ def trained_keys(pool: PromptPool, keys_per_task: int | None) -> KeyBank:
 
 
 @cache_on_pool
-def keys_of_classes(pool: PromptPool) -> Float[Tensor, "rows dim"]:
-    """The normalised key of every class; classes of a group share theirs."""
-    pairs = zip(pool.tasks, trained_keys(pool, None).by_task, strict=True)
-    return torch.cat([keys[group_classes(len(task.classes), len(keys))] for task, keys in pairs])
+def key_of_class(pool: PromptPool) -> tuple[Int[Tensor, " _"], ...]:
+    """Which of a task's keys belongs to each of its classes: classes of a group share one, and so its exact cosine."""
+    return tuple(group_classes(len(task.classes), len(task.keys)).to(task.keys.device) for task in pool.tasks)
 
 
 @cache_on_pool

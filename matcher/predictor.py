@@ -67,7 +67,7 @@ def choose_matcher(pool: PromptPool, budget: float, shortlist: int) -> str:
     """The matcher that `auto` means for this pool.
 
     The one with the best held-out accuracy within the budget; of equals, the cheaper one. A pool without measured
-    accuracies is answered by `fused` or, where it lacks the anchor, matched exactly while the budget allows it, then by
+    accuracies is matched exactly while the budget allows it, then answered by `fused` if it has an anchor, else by
     `cascade` or `mqmk-ei`.
     """
     measured: Mapping[str, Mapping[str, float]] = pool.matching.get("matchers", {})
@@ -75,10 +75,10 @@ def choose_matcher(pool: PromptPool, budget: float, shortlist: int) -> str:
     affordable = {name: row for name, row in measured.items() if name in usable and row["cost"] <= budget}
     if affordable:
         return max(affordable, key=lambda name: (affordable[name]["accuracy"], -affordable[name]["cost"]))
-    if pool.has_statistics and 1 + shortlist <= budget:
-        return "fused"
     if len(pool.tasks) <= budget:
         return EXACT
+    if pool.has_statistics and 1 + shortlist <= budget:
+        return "fused"
     return "cascade" if 1 + shortlist <= budget else "mqmk-ei"
 
 

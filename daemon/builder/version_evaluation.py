@@ -25,6 +25,7 @@ from mqmk.learner.evaluation.sample_evaluation import (
     matcher_figures,
     matching_card,
 )
+from mqmk.learner.evaluation.sample_matches import SHORTLIST
 from mqmk.matcher.matcher_info import AUTO, CLASS_MATCHERS, EXACT, PLAIN_MATCHERS
 from mqmk.matcher.matchers import MatchSettings
 from mqmk.matcher.pool import PromptPool
@@ -109,7 +110,7 @@ def matchers_to_measure(config: Config, pool: PromptPool) -> tuple[str, ...]:
 def needed_matchers(config: Config, pool: PromptPool) -> tuple[str, ...]:
     """Those that must be matched to measure a version: also what serves, and what the others are compared with."""
     # `auto` falls back to these where it can afford none of those that are measured.
-    fallback = ("fused",) if pool.has_statistics else ("cascade", "mqmk-ei")
+    fallback = ("fused",) if pool.has_statistics and config.serve.budget > SHORTLIST else ("cascade", "mqmk-ei")
     serving = fallback if config.serve.matcher == AUTO else (config.serve.matcher,)
     return tuple(dict.fromkeys((*matchers_to_measure(config, pool), *serving, EXACT, "perfect")))
 

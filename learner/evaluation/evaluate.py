@@ -186,7 +186,8 @@ class Evaluation:
         matched = self.is_matched(found)
         correct = {way: self.is_correct(found, classifier, way) for way in READOUTS}
         exact = self.match(EXACT, settings).task
-        answered, probability = self.answer(matcher) if settings is None else (correct["task"], None)
+        usual = settings is None or settings == MatchSettings()
+        answered, probability = self.answer(matcher) if usual else (correct["task"], None)
         return Tally(
             images=int(among.sum()),
             matching_rate=_share(matched[among]),

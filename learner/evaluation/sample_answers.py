@@ -51,7 +51,7 @@ class MatchedSample:
         return SampleEvaluation(self.pool, self.sample, apply_answers(self.pool, self.records, self.matches, fitted))
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def fit_answers(
     pool: PromptPool,
     sample: Sample,
@@ -78,7 +78,7 @@ def fit_answers(
     return fitted
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def apply_answers(
     pool: PromptPool, records: ScoreRecords, matches: SampleMatches, fitted: Mapping[str, Any]
 ) -> SampleMatches:

@@ -57,7 +57,7 @@ class Trained:
 
     prompt: TaskPrompt
     g_prompt: Float[Tensor, "layers 2 length dim"]
-    anchor: Float[Tensor, "layers 2 rows dim"] | None
+    anchor: Float[Tensor, "e_layers 2 rows dim"] | None
 
     def added_to(self, pool: PromptPool) -> PromptPool:
         """The pool with this task."""

@@ -17,9 +17,9 @@ from mqmk.learner.evaluation.calibration_fit import (
     fit_confidence,
     unknown_threshold,
 )
+from mqmk.learner.evaluation.sample_matches import SampleMatch
 from mqmk.matcher.calibration import Calibration, read_confidence
 from mqmk.matcher.errors import MatchError
-from mqmk.matcher.matchers import Match
 
 FINITE = st.floats(-2, 2, allow_nan=False)
 ROWS = st.lists(st.tuples(FINITE, st.floats(0, 2), st.booleans()), min_size=1, max_size=60)
@@ -114,8 +114,9 @@ def test_a_reference_holds_every_value_in_at_most_ten_bins(values):
     assert list(reference.edges) == sorted(set(reference.edges))
 
 
-def a_match(task: Tensor, score: Tensor, margin: Tensor) -> Match:
-    return Match(task, score, task, margin, torch.zeros(len(task), 2), torch.zeros(len(task), 4), task)
+def a_match(task: Tensor, score: Tensor, margin: Tensor) -> SampleMatch:
+    probability = score.clamp(0, 1)
+    return SampleMatch(torch.arange(len(task)), task, score, margin, task[:, None], task, task, probability)
 
 
 def test_a_pool_carries_what_a_replica_needs_for_every_matcher_and_drift_for_the_serving_one():
@@ -123,11 +124,14 @@ def test_a_pool_carries_what_a_replica_needs_for_every_matcher_and_drift_for_the
     true = torch.arange(200) % 2
     task = torch.where(right, true, 1 - true)
     found = {name: a_match(task, score, margin) for name in ("mqmk", "cascade")}
-    fitted = fit_confidence(found, dict.fromkeys(found, right), ["sea", "birds"], "cascade")
+    fitted = fit_confidence(found, ["sea", "birds"], "cascade")
     matching = json.loads(json.dumps(fitted, allow_nan=False))
     serving, other = read_confidence(matching, "cascade"), read_confidence(matching, "mqmk")
-    assert serving.calibration and other.calibration and serving.threshold == other.threshold
-    assert matching["unknown"]["cascade"] == {"threshold": serving.threshold, "false_alarm": 0.01}
+    assert serving.threshold == other.threshold
+    expected = {"threshold": serving.threshold, "false_alarm": 0.01, "of": "probability"}
+    assert matching["unknown"]["cascade"] == expected
+    share = (found["cascade"].probability < serving.threshold).float().mean().item()
+    assert 0 < share <= 0.01
     assert set(serving.reference) == {"sea", "birds"} and not other.reference
     assert sum(serving.reference["sea"].score.counts) == int((task == 0).sum())
     assert len(json.dumps(matching["reference"])) < 2 * 700  # bounded for each task
@@ -137,5 +141,5 @@ def test_a_task_with_few_held_out_images_gets_no_reference():
     score, margin, _ = traffic(30, seed=0)
     true = (torch.arange(30) >= 25).long()
     found = {"mqmk": a_match(true, score, margin)}
-    matching = fit_confidence(found, {"mqmk": torch.ones(30, dtype=torch.bool)}, ["sea", "birds"], "mqmk")
+    matching = fit_confidence(found, ["sea", "birds"], "mqmk")
     assert set(matching["reference"]["tasks"]) == {"sea"}

@@ -8,11 +8,12 @@ import torch
 from support.builders import frozen, random_pool, random_task, random_timm_vit
 
 from mqmk.learner.data.tasks import InMemory
-from mqmk.learner.evaluation.evaluate import Evaluation, split_halves
+from mqmk.learner.evaluation.evaluate import Evaluation, merge_matches, split_halves
 from mqmk.learner.evaluation.metrics import average_accuracy, forgetting, forgetting_from_best
 from mqmk.learner.evaluation.query_table import HeldOut, QueryTable, extend, table_names
 from mqmk.matcher.classifiers import logits
 from mqmk.matcher.images import normalise
+from mqmk.matcher.matcher_info import CLASS_MATCHERS
 from mqmk.matcher.matchers import MATCHERS, MatchSettings, match_images
 from mqmk.matcher.predictor import PredictSettings, predict
 from mqmk.matcher.prompted_vit import FrozenViT
@@ -42,13 +43,21 @@ def evaluation(vit):
 def test_the_table_gives_what_the_service_answers(vit, evaluation, matcher):
     settings = MatchSettings(shortlist=2)
     images = normalise(evaluation.held_out.pixels, vit.info)
-    served = match_images(matcher, vit, evaluation.pool, images, settings, evaluation.held_out.task)
+    if matcher in CLASS_MATCHERS:  # its weights are fitted on the other half of the images
+        halves = [match_images(matcher, vit, pool, images, settings) for pool in evaluation._fused_pools]
+        served = merge_matches(evaluation._in_first, *halves)
+    else:
+        served = match_images(matcher, vit, evaluation.pool, images, settings, evaluation.held_out.task)
     found = evaluation.match(matcher, settings)
     assert torch.equal(found.task, served.task)
     assert torch.equal(found.num_queries, served.num_queries)
     torch.testing.assert_close(found.query, served.query, atol=1e-5, rtol=1e-5)
     tally = evaluation.tally(matcher, settings)
     for readout, accuracy in (("all", tally.accuracy_all), ("task", tally.accuracy_task)):
+        if matcher in CLASS_MATCHERS:
+            answers = served.class_logits.argmax(dim=1)
+            assert accuracy == pytest.approx((answers == evaluation.true_row).float().mean().item())
+            continue
         how = PredictSettings(matcher=matcher, readout=readout, match=settings)
         answers = predict(vit, evaluation.pool, images, how, evaluation.held_out.task).probabilities.argmax(dim=1)
         assert accuracy == pytest.approx((answers == evaluation.true_row).float().mean().item())
@@ -84,8 +93,8 @@ def test_extending_computes_only_what_is_missing(vit, evaluation):
     held_out = evaluation.held_out.with_task(3, noise(7, 2))
     extend(evaluation.table, vit, grown, held_out)
     old, new = 21, 7
-    plus, newest, earlier, plain = old + new, old + new, 3 * new, new
-    assert sum(rows) == plus + newest + earlier + plain
+    plus, newest, earlier, plain_and_anchor = old + new, old + new, 3 * new, 2 * new
+    assert sum(rows) == plus + newest + earlier + plain_and_anchor
 
 
 def test_images_that_were_lost_shift_nobody_elses_queries(vit, evaluation):
@@ -97,7 +106,8 @@ def test_images_that_were_lost_shift_nobody_elses_queries(vit, evaluation):
     held_out = left.with_task(3, noise(7, 2))
     rows = counted(vit)
     table = extend(evaluation.table, vit, grown, held_out)
-    assert sum(rows) == 3 * 7 + 21 + 7 + 21  # the new images for old tasks, all for the new one, without prompts, Q+
+    # the new images for old tasks, all for the new one, the new images plain and with the anchor, Q+
+    assert sum(rows) == 3 * 7 + 21 + 2 * 7 + 21
     assert_same(table, extend(QueryTable.empty(vit.dim), vit, grown, held_out))
 
 

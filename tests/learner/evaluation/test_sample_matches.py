@@ -9,23 +9,44 @@ from hypothesis import strategies as st
 from support.builders import frozen, random_pool, random_task, random_timm_vit
 from support.noise import Noise, count_queries
 
-from mqmk.learner.evaluation.sample import TaskImages, choose_sample
+from mqmk.learner.evaluation.sample import Sample, TaskImages, choose_sample
+from mqmk.learner.evaluation.sample_answers import MatchedSample
 from mqmk.learner.evaluation.sample_evaluation import SampleEvaluation, matching_card
-from mqmk.learner.evaluation.sample_matches import RowBudget, match_sample
-from mqmk.learner.evaluation.score_records import name_records
+from mqmk.learner.evaluation.sample_matches import RowBudget, SampleMatches, match_sample
+from mqmk.learner.evaluation.score_records import ScoreRecords, name_records
 from mqmk.matcher.images import normalise
 from mqmk.matcher.matcher_info import SERVABLE_MATCHERS
 from mqmk.matcher.matchers import MatchSettings, match_images
+from mqmk.matcher.pool import PromptPool
 from mqmk.matcher.predictor import PredictSettings, predict
 from mqmk.matcher.prompted_vit import FrozenViT
 
 MATCHERS = (*SERVABLE_MATCHERS, "perfect")
-PLENTY = RowBudget(100_000, 100_000)
+PLENTY = RowBudget(100_000, 100_000, 100_000)
 
 
 @pytest.fixture
 def vit() -> FrozenViT:
     return frozen(random_timm_vit())
+
+
+def answer(pool: PromptPool, sample: Sample, records: ScoreRecords, found: SampleMatches) -> SampleEvaluation:
+    """With everything fitted on the whole sample."""
+    matched = MatchedSample(pool, sample, records, found)
+    return matched.answer(matched.fit(torch.ones(len(sample), dtype=torch.bool)))
+
+
+def test_q_plus_and_exact_rows_are_computed_for_the_first_images_only(vit: FrozenViT) -> None:
+    pool = random_pool((2,) * 12, vit=vit)
+    noise = Noise(pool, 7)
+    sample = choose_sample(noise.tasks, 160)
+    budget = RowBudget(100_000, 100_000, 64)
+    evaluation = answer(pool, sample, *match_sample(vit, pool, sample, noise.reader(sample), MATCHERS, None, budget))
+    assert len(sample) == 160
+    for name in ("mqmk", "mqsk", "mqmk-ei", "cascade"):
+        assert len(evaluation.matches[name].image) == 64 and evaluation.tally(name).is_estimate, name
+    for name in ("sqmk", "anchor", "fused", "perfect"):
+        assert len(evaluation.matches[name].image) == 160 and not evaluation.tally(name).is_estimate, name
 
 
 @settings(deadline=None, max_examples=15)
@@ -39,7 +60,10 @@ def test_records_give_what_the_service_answers(classes: list[int], keys_of_group
     noise = Noise(pool, 2)
     sample = choose_sample(noise.tasks, 20)
     read = noise.reader(sample)
-    _, found = match_sample(vit, pool, sample, read, MATCHERS, budget=PLENTY)
+    matched = MatchedSample(pool, sample, *match_sample(vit, pool, sample, read, MATCHERS, budget=PLENTY))
+    fitted = matched.fit(torch.ones(len(sample), dtype=torch.bool))
+    found, pool = matched.answer(fitted).matches, pool.with_matching(fitted)
+    assert {*found} == {*MATCHERS}
     images = normalise(read(torch.arange(len(sample))), vit.info)
     starts = torch.tensor([0, *(len(task.classes) for task in pool.tasks)]).cumsum(0)
     for name, match in found.items():
@@ -48,8 +72,9 @@ def test_records_give_what_the_service_answers(classes: list[int], keys_of_group
         assert torch.equal(match.task, served.task) and torch.equal(match.num_queries, served.num_queries)
         torch.testing.assert_close(match.score, served.score, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(match.margin, served.margin, atol=1e-5, rtol=1e-5)
-        answers = predict(vit, pool, images, PredictSettings(matcher=name), sample.task).probabilities.argmax(dim=1)
-        assert torch.equal(starts[match.task] + match.answer, answers)
+        best = predict(vit, pool, images, PredictSettings(matcher=name), sample.task).probabilities.max(dim=1)
+        assert torch.equal(starts[match.task] + match.answer, best.indices)
+        torch.testing.assert_close(match.probability, best.values, atol=1e-5, rtol=1e-5)
         best = served.scores.topk(min(3, len(pool.tasks)), dim=1)
         assert torch.equal(match.best, best.indices.where(best.values.isfinite(), -1))
 
@@ -65,12 +90,12 @@ def test_the_next_version_computes_the_new_prompt_new_images_and_q_plus(vit: Fro
     rows = count_queries(vit)
     grown, found = match_sample(vit, pool, sample, noise.reader(sample), MATCHERS, records, PLENTY)
     old, new = 20, 8
-    assert sum(rows) == (old + new) + old + new * 3 + new, "Q+, the new prompt, new images, without prompts"
+    assert sum(rows) == (old + new) + old + new * 3 + 2 * new, "Q+, the new prompt, new images, plain and anchor"
     rows.clear()
     _, same = match_sample(vit, pool, sample, noise.reader(sample), MATCHERS, grown, PLENTY)
     assert not rows
-    for name in MATCHERS:
-        assert torch.equal(same[name].score, found[name].score) and torch.equal(same[name].answer, found[name].answer)
+    for name in found:
+        assert torch.equal(same[name].score, found[name].score) and torch.equal(same[name].task, found[name].task)
 
 
 def test_the_names_of_records_depend_on_everything_that_a_score_depends_on(vit: FrozenViT) -> None:
@@ -95,12 +120,12 @@ def test_rows_are_completed_within_the_budget_and_later_builds_go_on(vit: Frozen
     for _ in range(4):
         rows = count_queries(vit)
         records, found = match_sample(vit, pool, sample, noise.reader(sample), ("mqmk", "mqsk"), records,
-                                      RowBudget(50, 100))  # fmt: skip
+                                      RowBudget(50, 100, 100))  # fmt: skip
         assert sum(rows) <= 50
         assert torch.equal(found["mqmk"].image, found["mqsk"].image)
         measured.append(len(found["mqmk"].image))
     assert measured == [5, 10, 10, 10], "50 queries a build, and no more than 100 pairs in all"
-    evaluation = SampleEvaluation(pool, sample, found)
+    evaluation = answer(pool, sample, records, found)
     assert evaluation.tally("mqmk").images == 10 and evaluation.tally("mqmk").is_estimate
 
 
@@ -108,7 +133,7 @@ def test_a_row_longer_than_the_budget_is_completed_one_at_a_time(vit: FrozenViT)
     pool = random_pool((1,) * 10, vit=vit)
     noise = Noise(pool, 1)
     sample = choose_sample(noise.tasks, 3)
-    _, found = match_sample(vit, pool, sample, noise.reader(sample), ("mqmk",), None, RowBudget(4, 4))
+    _, found = match_sample(vit, pool, sample, noise.reader(sample), ("mqmk",), None, RowBudget(4, 4, 100))
     assert len(found["mqmk"].image) == 1
 
 
@@ -116,8 +141,8 @@ def test_agreement_is_measured_on_the_images_that_were_matched_exactly(vit: Froz
     pool = random_pool((1,) * 8, vit=vit)
     noise = Noise(pool, 3)
     sample = choose_sample(noise.tasks)
-    _, found = match_sample(vit, pool, sample, noise.reader(sample), MATCHERS, None, RowBudget(48, 100))
-    evaluation = SampleEvaluation(pool, sample, found)
+    records, found = match_sample(vit, pool, sample, noise.reader(sample), MATCHERS, None, RowBudget(48, 100, 100))
+    evaluation = answer(pool, sample, records, found)
     exact, cheap = found["mqmk"], found["mqmk-ei"]
     assert 6 <= len(exact.image) < len(cheap.image) == 24
     same = (cheap.task[exact.image] == exact.task).float().mean().item()
@@ -133,8 +158,7 @@ def test_the_figures_of_a_tally_agree_with_each_other(vit: FrozenViT) -> None:
     pool = random_pool((3, 1, 4), vit=vit)
     noise = Noise(pool, 5)
     sample = choose_sample(noise.tasks)
-    _, found = match_sample(vit, pool, sample, noise.reader(sample), MATCHERS, None, PLENTY)
-    evaluation = SampleEvaluation(pool, sample, found)
+    evaluation = answer(pool, sample, *match_sample(vit, pool, sample, noise.reader(sample), MATCHERS, None, PLENTY))
     tally = evaluation.tally("cascade")
     assert sum(tally.confusion.values()) == tally.images == 40
     assert tally.matching_rate == pytest.approx(sum(tally.confusion[n, n] for n in range(3)) / 40)
@@ -150,8 +174,8 @@ def test_a_label_that_two_tasks_know_counts_whichever_gives_it(vit: FrozenViT) -
     pool = pool.with_task(replace(random_task("again", 2), classes=pool.tasks[0].classes))
     noise = Noise(pool, 10)
     sample = choose_sample(noise.tasks)
-    _, found = match_sample(vit, pool, sample, noise.reader(sample), ("mqmk",), None, PLENTY)
-    evaluation, match = SampleEvaluation(pool, sample, found), found["mqmk"]
+    evaluation = answer(pool, sample, *match_sample(vit, pool, sample, noise.reader(sample), ("mqmk",), None, PLENTY))
+    match = evaluation.matches["mqmk"]
     right = torch.where(sample.task == 1, match.task == 1, match.task != 1)
     assert (right != (match.task == sample.task)).any(), "the two tasks of the same classes are mistaken for each other"
     assert torch.equal(evaluation.is_matched(match), right)
@@ -162,7 +186,7 @@ def test_nothing_is_matched_without_images_or_tasks(vit: FrozenViT) -> None:
     for pool in (random_pool((), vit=vit), random_pool((2,), vit=vit)):
         sample = choose_sample([TaskImages.empty() for _ in pool.tasks], 10)
         records, found = match_sample(vit, pool, sample, lambda _: torch.zeros(0), MATCHERS, None, PLENTY)
-        assert not found and records.class_scores.shape == (0, len(pool.tasks))
+        assert not found and records.task_scores.shape == (0, len(pool.tasks))
 
 
 def test_the_card_of_a_pool_holds_rate_agreement_and_cost_of_each_matcher_and_of_how_many_images(
@@ -171,8 +195,8 @@ def test_the_card_of_a_pool_holds_rate_agreement_and_cost_of_each_matcher_and_of
     pool = random_pool((2,) * 6, vit=vit)
     noise = Noise(pool, 2)
     sample = choose_sample(noise.tasks)
-    _, found = match_sample(vit, pool, sample, noise.reader(sample), MATCHERS, None, RowBudget(30, 60))
-    evaluation = SampleEvaluation(pool, sample, found)
+    budget = RowBudget(30, 60, 100)
+    evaluation = answer(pool, sample, *match_sample(vit, pool, sample, noise.reader(sample), MATCHERS, None, budget))
     card = matching_card(24, {name: evaluation.tally(name) for name in ("mqmk", "mqmk-ei", "cascade")})
     assert card["held_out"] == 24
     rows = card["matchers"]

@@ -13,7 +13,7 @@ from mqmk.learner.training import checkpoint
 from mqmk.learner.training.train import Trained, empty_pool, train_task
 from mqmk.matcher.pool import PromptPool
 
-QUICK = TrainSettings(epochs=2, batch=32, e_length=4)
+QUICK = TrainSettings(epochs=2, batch=32, e_length=4, anchor_steps=0)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,8 @@ def birds() -> Task:
 
 
 def tensors(trained: Trained) -> dict[str, torch.Tensor]:
-    return trained.prompt.tensors() | {"g_prompt": trained.g_prompt}
+    anchor = {} if trained.anchor is None else {"anchor": trained.anchor}
+    return trained.prompt.tensors() | {"g_prompt": trained.g_prompt} | anchor
 
 
 def assert_same(first: Trained, second: Trained) -> None:
@@ -60,6 +61,27 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_tensors(vit, birds, setting
         train_task(birds, vit, pool, settings, on_checkpoint=states.append, on_epoch=kill_after_two)
     resumed = train_task(birds, vit, pool, settings, resume=states[-1], on_epoch=lambda p: epochs.append(p.epoch))
     assert epochs == [1, 2, 3, 4]
+    assert_same(whole, resumed)
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 3], ids=["with the anchor", "between them", "with the task"])
+def test_a_first_task_killed_anywhere_ends_with_the_same_anchor(vit, birds, epoch):
+    settings = dataclasses.replace(QUICK, anchor_steps=1, anchor_length=3)
+    pool = empty_pool(vit, settings)
+    whole = train_task(birds, vit, pool, settings)
+    states = []
+
+    def kill(progress):
+        if progress.epoch == epoch:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        train_task(birds, vit, pool, settings, on_checkpoint=states.append, on_epoch=kill)
+    seen = []
+    resumed = train_task(
+        birds, vit, pool, settings, resume=states[-1], on_epoch=lambda p: seen.append((p.epoch, p.epochs))
+    )
+    assert seen == [(number, 4) for number in range(epoch + 1, 5)]
     assert_same(whole, resumed)
 
 

@@ -59,7 +59,7 @@ def _train(group: ProcessGroup) -> tuple[list[int], list[list[float]], list[list
     """Training in which members find different answers to the images that decide when to stop."""
     torch.manual_seed(0)
     task, vit = replace(noise_task(40, 80, 120), held_out=noise(2, 4, 6)), frozen(random_timm_vit())
-    settings = TrainSettings(epochs=8, batch=20, e_length=2, patience=2)
+    settings = TrainSettings(epochs=8, batch=20, e_length=2, patience=2, anchor_steps=0)
     epochs: list[int] = []
     crops: list[list[float]] = []
     run_query, run_augment = train.compute_query, train.augment

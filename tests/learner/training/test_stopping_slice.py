@@ -17,7 +17,7 @@ from mqmk.matcher.backbone import load_backbone
 from mqmk.matcher.images import normalise
 from mqmk.matcher.prompted_vit import Prompt
 
-PATIENT = TrainSettings(epochs=12, batch=32, e_length=4, patience=1, learning_rate=0.5)
+PATIENT = TrainSettings(epochs=12, batch=32, e_length=4, patience=1, learning_rate=0.5, anchor_steps=0)
 
 
 @pytest.fixture(scope="module")

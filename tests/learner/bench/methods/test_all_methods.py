@@ -29,6 +29,10 @@ class OnlyWhileLearned:
     def __len__(self):
         return len(self.images)
 
+    @property
+    def class_counts(self):
+        return self.images.class_counts
+
     def batches(self, size, seed, balanced=False):
         assert self.may_be_read, "read while another task is learned"
         return self.images.batches(size, seed, balanced)
