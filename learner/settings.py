@@ -64,8 +64,7 @@ class TrainSettings:
     anchor_length: int = 60
     """Rows of the anchor prompt in each of its blocks. It is trained with the pool's first task, then frozen."""
     anchor_steps: int = 1000
-    """Least number of optimiser steps that the anchor prompt gets; 0 trains none, and `anchor` and `fused` are not
-    available."""
+    """Least number of steps that the anchor prompt gets; 0 trains none, and `anchor` and `fused` cannot be used."""
     start: Literal["first", "previous", "random"] = "first"
     """What a new e-prompt is a copy of. Only `first` keeps tasks independent of each other and of their order."""
     spread: float = 0.05

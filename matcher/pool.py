@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from mqmk.matcher.errors import PoolError
+from mqmk.matcher.errors import MatchError, PoolError
 from mqmk.matcher.prompted_vit import BackboneInfo, Prompt
 
 T = TypeVar("T")
@@ -225,7 +225,7 @@ class PromptPool:
     def anchor_prompt(self) -> Prompt:
         """The anchor prompt, which gives the anchor query."""
         if self.anchor is None:
-            raise PoolError("the pool has no anchor prompt: an older release trained its first task; use mqmk")
+            raise MatchError("the pool has no anchor prompt: its first task was trained without one; use mqmk")
         return Prompt(self.e_layers, (self.anchor,))
 
     def e(self, task: int) -> Prompt:

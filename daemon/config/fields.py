@@ -33,6 +33,9 @@ LEARNER_RANGES: Final[Mapping[str, Range]] = {
     "similarity.near_bits": Range(0, 7),
     "similarity.imbalance": Range(1),
     "train.epochs": Range(1),
+    "train.steps": Range(1),
+    "train.anchor_length": Range(1),
+    "train.anchor_steps": Range(0),
     "train.batch": Range(1),
     "train.accumulate": Range(1),
     "train.learning_rate": Range(0),
@@ -62,7 +65,6 @@ LEARNER_DESCRIPTIONS: Final[Mapping[str, str]] = {
     "similarity.near_bits": "Images whose 63-bit hashes differ in at most this many bits are near duplicates; "
     "none detects only exact duplicates.",
     "similarity.imbalance": "Ratio of the largest class to the smallest, from which `bucket.imbalance` applies.",
-    "train.epochs": "Epochs per task.",
     "train.batch": "Images per training step.",
     "train.learning_rate": "Initial learning rate.",
     "train.clip": "Maximum gradient norm.",

@@ -273,7 +273,10 @@ class Orchestrator:
     def _handle_failure(self, task: TaskRow, error: Exception) -> None:
         """Retry, quarantine or hold; a task that is served is never quarantined."""
         decision = decide(error, task.failures, task.split, self.config.retry)
-        if isinstance(decision, Quarantine) and task.state in IN_POOL:  # being forgotten: served until that works
+        if isinstance(decision, Quarantine) and task.state in (
+            *IN_POOL,
+            State.FORGOTTEN,
+        ):  # leaves with a later version
             decision = RetryLater(self.config.retry.max_seconds, decision.reason)
         if isinstance(decision, RetryLater):
             self._schedule_retry(task, decision)

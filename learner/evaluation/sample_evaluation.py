@@ -72,7 +72,7 @@ class SampleEvaluation:
             is_estimate=len(found.image) < len(self.sample),
             matching_rate=_share(self.is_matched(found)[inside]),
             accuracy=_share(self.is_correct(found)[inside]),
-            calibration_error=calibration_error(found.probability[inside], self.is_correct(found)[inside]),
+            calibration_error=round(calibration_error(found.probability[inside], self.is_correct(found)[inside]), 4),
             recall_at_3=_share(self._knows(found.image, found.best)[inside].any(dim=1)),
             agreement=self._agreement(found, among),
             num_queries=found.num_queries[inside].float().mean().item(),

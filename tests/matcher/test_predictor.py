@@ -22,7 +22,9 @@ def pool(vit):
 
 
 def rates(**matchers):
-    return {"matchers": {name.replace("_", "-"): {"rate": r, "cost": c} for name, (r, c) in matchers.items()}}
+    return {
+        "matchers": {name.replace("_", "-"): {"rate": r, "accuracy": r, "cost": c} for name, (r, c) in matchers.items()}
+    }
 
 
 def test_an_answer_names_task_score_runner_up_margin_and_cost(vit, pool):
@@ -67,7 +69,7 @@ def test_a_label_that_two_tasks_know_counts_once(vit):
         assert answer.probability == pytest.approx(float(both.max()))
 
 
-def test_auto_takes_the_best_held_out_rate_within_the_budget(pool):
+def test_auto_takes_the_best_held_out_accuracy_within_the_budget(pool):
     measured = pool.with_matching(rates(mqmk=(0.9, 10.0), mqmk_ei=(0.8, 2.0), cascade=(0.85, 4.0)))
     assert choose_matcher(measured, budget=20.0, shortlist=3) == "mqmk"
     assert choose_matcher(measured, budget=5.0, shortlist=3) == "cascade"
@@ -80,7 +82,9 @@ def test_auto_takes_the_best_held_out_rate_within_the_budget(pool):
 
 def test_auto_without_measurements_is_exact_while_that_is_affordable(pool):
     assert choose_matcher(pool, budget=3.0, shortlist=3) == "mqmk"
-    assert choose_matcher(pool, budget=2.0, shortlist=1) == "cascade"
+    assert choose_matcher(pool, budget=2.0, shortlist=1) == "fused"
+    without_anchor = dataclasses.replace(pool, anchor=None)
+    assert choose_matcher(without_anchor, budget=2.0, shortlist=1) == "cascade"
     assert choose_matcher(pool, budget=2.0, shortlist=3) == "mqmk-ei"
 
 

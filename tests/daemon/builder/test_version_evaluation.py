@@ -15,9 +15,11 @@ from mqmk.daemon.builder.version_evaluation import (
 )
 from mqmk.daemon.config.sections import Config
 from mqmk.deploy.serving.settings import ServeSettings
+from mqmk.learner.evaluation.calibration_fit import fit_calibration_once
 from mqmk.learner.evaluation.evaluate import split_halves
 from mqmk.learner.evaluation.sample import choose_sample
-from mqmk.learner.evaluation.sample_evaluation import SampleEvaluation, TaskShare
+from mqmk.learner.evaluation.sample_answers import MatchedSample
+from mqmk.learner.evaluation.sample_evaluation import TaskShare
 from mqmk.learner.evaluation.sample_matches import RowBudget, match_sample
 from mqmk.matcher.pool import PromptPool
 from mqmk.matcher.predictor import choose_matcher
@@ -29,16 +31,16 @@ def vit() -> FrozenViT:
     return frozen(random_timm_vit())
 
 
-def evaluation_of(vit: FrozenViT, pool: PromptPool, per_class: tuple[int, ...]) -> SampleEvaluation:
+def evaluation_of(vit: FrozenViT, pool: PromptPool, per_class: tuple[int, ...]) -> MatchedSample:
     """Noise, so many images for each class of a task."""
     noise = Noise(pool, per_class)
     sample = choose_sample(noise.tasks)
     matchers = needed_matchers(Config(), pool)
-    _, found = match_sample(vit, pool, sample, noise.reader(sample), matchers, budget=RowBudget.of(1000))
-    return SampleEvaluation(pool, sample, found)
+    found = match_sample(vit, pool, sample, noise.reader(sample), matchers, budget=RowBudget.of(1000))
+    return MatchedSample(pool, sample, *found)
 
 
-def measured(config: Config, evaluation: SampleEvaluation) -> EvaluatedPool:
+def measured(config: Config, evaluation: MatchedSample) -> EvaluatedPool:
     return evaluate_version(config, evaluation, len(evaluation.sample), {})
 
 
@@ -46,6 +48,7 @@ def test_the_matcher_is_chosen_on_one_half_and_every_figure_is_of_the_other(vit:
     evaluation = evaluation_of(vit, random_pool((2, 3), vit=vit), (20, 20))
     found = measured(Config(), evaluation)
     halves, card = split_halves(evaluation.sample), found.pool.matching
+    evaluation = evaluation.answer(evaluation.fit(halves.choosing, fit_calibration_once))
     assert (card["held_out"], found.document["images"], found.document["held_out"]) == (50, 50, 100)
     assert found.document["chosen_on_same_images"] is False
     matcher = found.document["matcher"]
@@ -99,14 +102,14 @@ def test_nothing_held_out_is_nothing_said(vit: FrozenViT) -> None:
 def test_a_pool_with_a_task_that_has_no_plain_means_is_measured_by_the_others(vit: FrozenViT) -> None:
     bare = replace(random_task("bare", 2), plain_means=None)
     found = measured(Config(), evaluation_of(vit, random_pool((2,), vit=vit).with_task(bare), (12, 12)))
-    assert found.document["matchers"].keys() == {"mqsk", "mqmk", "mqmk-ei", "cascade"}
+    assert found.document["matchers"].keys() == {"mqsk", "mqmk", "mqmk-ei", "cascade", "anchor", "fused"}
 
 
 def test_only_the_new_task_gets_metrics_and_by_images_outside_the_sample_where_there_are_more(vit: FrozenViT) -> None:
     pool = random_pool((2, 3), vit=vit)
     evaluation = evaluation_of(vit, pool, (20, 20))
-    share = TaskShare(99, 0.123456, 0.0123456)
-    new = NewTask(60, 0.876543, lambda _: share)
+    share, perfect = TaskShare(99, 0.123456, 0.0123456), TaskShare(99, 1.0, 0.876543)
+    new = NewTask(60, lambda matcher, _fitted: perfect if matcher == "perfect" else share)
     found = evaluate_version(Config(), evaluation, 100, {1: new})
     old, _ = found.pool.tasks
     assert old.metrics == pool.tasks[0].metrics

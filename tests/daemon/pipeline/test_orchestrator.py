@@ -262,7 +262,12 @@ def test_what_a_killed_daemon_left_of_a_removed_version_is_removed_with_its_laye
     current = store.card(store.current())
     assert [*store.paths()] == [2] and names_in(store.layers) == current.files
     again = store.versions / registry.fetch_pool(1, store).card
-    store.write(replace(store.assemble(current), tasks=(), g_prompt=torch.ones(2, 2, 5, 64)), 9, None, cards=tmp_path)
+    store.write(
+        replace(store.assemble(current), tasks=(), g_prompt=torch.ones(2, 2, 5, 64), anchor=None),
+        9,
+        None,
+        cards=tmp_path,
+    )
     store.remove(again)  # and killed before its layers were collected
     assert names_in(store.layers) > current.files
     parts.close()
