@@ -14,19 +14,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from support.daemons.daemon import RELEASED, daemon, small_config
 from support.daemons.invariants import problems
-from support.daemons.state_model import Killed, Model, manifest_of
+from support.daemons.state_model import Killed, Model, learned_before, manifest_of
 
 from mqmk.daemon import failpoints
 from mqmk.daemon.config.sections import Evaluate, Gate, Mlflow, Pools
 from mqmk.daemon.errors import LedgerError, OutdatedError
-from mqmk.daemon.jobs import Build, Learn, Validate
+from mqmk.daemon.jobs import Build, Failed, JobUpdate, Learn, Validate
 from mqmk.daemon.ledger.ledger import Ledger, State
 from mqmk.daemon.ledger.schema import migrate
+from mqmk.daemon.pipeline.orchestrator import Orchestrator
+from mqmk.daemon.pipeline.publisher import Publisher
 from mqmk.daemon.registry.in_memory import MemoryRegistry
 from mqmk.daemon.registry.recorder import Recorder
 from mqmk.learner.settings import TrainSettings
@@ -40,11 +42,17 @@ NAMES = st.sampled_from(ALL)
 
 
 class DaemonLife(RuleBasedStateMachine):
-    """Drops, results, commands, kills and restarts in any order."""
+    """Drops, results, commands, kills and restarts in any order.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = Model()
+    Most commands are drawn from what is possible: of those drawn blindly, nearly all are refused.
+    """
+
+    model: Model
+
+    @initialize(learned=st.integers(0, 3))
+    def begin(self, learned: int) -> None:
+        """So that there are versions to choose from at once."""
+        self.model = Model(learned_before(*ALL[:learned]))
 
     @rule(folder=NAMES, name=NAMES, content=st.integers(0, 1))
     def drop(self, folder: str, name: str, content: int) -> None:
@@ -68,17 +76,22 @@ class DaemonLife(RuleBasedStateMachine):
     @precondition(lambda self: self.model.workers.over)
     @rule(data=st.data(), how=st.sampled_from(["well", "died", "rejected"]))
     def late_result(self, data: st.DataObject, how: str) -> None:
-        self.model.finish(data.draw(st.sampled_from(self.model.workers.over)), how)
+        self.model.finish_late(data.draw(st.sampled_from(self.model.workers.over)), how)
         self.model.run()
 
-    @rule(kind=st.sampled_from(["forget", "retry", "promote"]), name=NAMES)
-    def command_on_task(self, kind: str, name: str) -> None:
-        self.model.command(kind, name)
-        self.model.run()
+    @precondition(lambda self: self.model.likely_commands())
+    @rule(data=st.data(), at_once=st.sampled_from([True, True, True, False]))
+    def command(self, data: st.DataObject, at_once: bool) -> None:
+        likely = self.model.likely_commands()
+        kind = data.draw(st.sampled_from([*likely]))
+        self.model.command(kind, data.draw(st.sampled_from(likely[kind])))
+        if at_once:
+            self.model.run()
 
-    @rule(kind=st.sampled_from(["rollback", "promote"]), version=st.integers(1, 4))
-    def command_on_version(self, kind: str, version: int) -> None:
-        self.model.command(kind, str(version))
+    @rule(kind=st.sampled_from(["forget", "retry", "promote", "rollback"]),
+          subject=NAMES | st.integers(1, 4).map(str))  # fmt: skip
+    def blind_command(self, kind: str, subject: str) -> None:
+        self.model.command(kind, subject)
         self.model.run()
 
     @precondition(lambda self: self.model.ledger.pending_commands())
@@ -89,11 +102,14 @@ class DaemonLife(RuleBasedStateMachine):
             self.model.ledger.cancel_command(command.id)
         self.model.run()
 
-    @rule()
-    def settle_jobs(self) -> None:
-        for job in self.model.workers.running():
-            self.model.finish(job)
-        self.model.run()
+    @precondition(lambda self: self.model.workers.running())
+    @rule(steps=st.integers(1, 3))
+    def settle_jobs(self, steps: int) -> None:
+        """Three steps take a task from the bucket into a version."""
+        for _ in range(steps):
+            for job in self.model.workers.running():
+                self.model.finish(job)
+            self.model.run()
 
     @rule(holds=st.booleans())
     def replicas_swap(self, holds: bool) -> None:
@@ -101,28 +117,66 @@ class DaemonLife(RuleBasedStateMachine):
         self.model.serving.digest = current.digest if current and holds else None
         self.model.run()
 
-    @rule()
-    def restart(self) -> None:
-        self.model.restart()
-
     @rule(after=st.integers(0, 8))
     def kill(self, after: int) -> None:
         self.model.crash(after)
 
     def teardown(self) -> None:
+        if not hasattr(self, "model"):  # it never began
+            return
         try:
             self.model.settle()
         finally:
             self.model.close()
 
 
+SEARCH = settings(
+    max_examples=EXAMPLES, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck),
+    derandomize=EXAMPLES <= 2000, print_blob=False,
+)  # fmt: skip
+
+
 @pytest.mark.timeout(1800)
 def test_no_order_of_events_makes_the_daemon_say_what_is_not_so() -> None:
-    found = settings(
-        max_examples=EXAMPLES, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck),
-        derandomize=EXAMPLES <= 2000, print_blob=False,
-    )  # fmt: skip
-    run_state_machine_as_test(DaemonLife, settings=found)
+    run_state_machine_as_test(DaemonLife, settings=SEARCH)
+
+
+def apply_late_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the check of the attempt once a job has ended."""
+    real = Orchestrator._is_over
+    monkeypatch.setattr(Orchestrator, "_is_over", lambda self, job: job in self.workers.running() and real(self, job))
+
+
+def apply_late_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without that check for validations and trainings that failed."""
+    real = Orchestrator._drop
+
+    def drop(self: Orchestrator, update: JobUpdate) -> None:
+        if isinstance(update, Failed) and not isinstance(update.job, Build):
+            self._handle_failure(self.ledger.task(update.job.task), update.error)
+        else:
+            real(self, update)
+
+    monkeypatch.setattr(Orchestrator, "_drop", drop)
+
+
+def move_only_held_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that is promoted, but not published yet, stays so when CURRENT moves to a version that contains it."""
+    real = Publisher._plan_moves
+
+    def plan_moves(self: Publisher, number: int) -> dict[int, tuple[State, str | None]]:
+        held = {task.id for task in self._ledger.tasks(State.HELD)}
+        return {task: move for task, move in real(self, number).items() if move[0] != "PUBLISHED" or task in held}
+
+    monkeypatch.setattr(Publisher, "_plan_moves", plan_moves)
+
+
+@pytest.mark.parametrize("break_it", [apply_late_results, apply_late_failures, move_only_held_tasks])
+def test_a_mistake_in_the_state_machine_is_found_within_a_few_hundred_orders(break_it, monkeypatch) -> None:
+    break_it(monkeypatch)
+    found = settings(SEARCH, max_examples=400, derandomize=True, phases=[Phase.generate], report_multiple_bugs=False)
+    with pytest.raises((AssertionError, LedgerError)):
+        run_state_machine_as_test(DaemonLife, settings=found)
 
 
 @pytest.fixture

@@ -6,12 +6,13 @@ that answer at once, late, twice or never. Prompts are tiny tensors whose origin
 """
 
 import hashlib
+import json
 import shutil
-import sqlite3
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,9 @@ from mqmk.daemon.jobs import (
     Result,
     Validate,
     Validated,
+    attempts_of,
 )
-from mqmk.daemon.ledger.ledger import IN_POOL, Ledger
+from mqmk.daemon.ledger.ledger import IN_POOL, Ledger, TaskRow
 from mqmk.daemon.ledger.ledger import State as TaskState
 from mqmk.daemon.pipeline.orchestrator import Orchestrator
 from mqmk.daemon.replicas import Replica
@@ -66,16 +68,18 @@ class FakeBucket:
         self.problems: tuple[str, ...] = ()
 
     def scan(self, known: Mapping[str, str], *, everything: bool = False) -> list[FoundTask]:
-        found = [
-            FoundTask(folder, hashlib.sha256(manifest.to_bytes()).hexdigest(), manifest)
-            for folder, manifest in self.folders.items()
-        ]
+        found = [FoundTask(folder, _fingerprint(manifest), manifest) for folder, manifest in self.folders.items()]
         return [task for task in found if known.get(task.folder) != task.fingerprint]
 
     def has_changed(self) -> bool:
         return True
 
     def wake(self) -> None: ...
+
+
+@cache
+def _fingerprint(manifest: Manifest) -> str:
+    return hashlib.sha256(manifest.to_bytes()).hexdigest()
 
 
 class LateWorkers:
@@ -211,10 +215,36 @@ def refuse(job: Build, found: Built, how: str) -> Result | Exception:
     return replace(again, refused=refused, stale=found.stale) if isinstance(again, Built) else again
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """An idle daemon and its environment: many lives can begin with it, and none pays for how it came about."""
+
+    files: Mapping[str, bytes]
+    folders: Mapping[str, Manifest]
+    origins: Origins
+    digest: str | None
+
+
+@cache
+def learned_before(*names: str) -> Snapshot:
+    """A daemon that has learned these tasks, one version each."""
+    model = Model()
+    try:
+        for name in names:
+            model.drop(name, name, 0)
+            model.settle()
+        model.ledger.close()  # its log becomes part of the file
+        state = model.config.state.dir
+        files = {str(path.relative_to(state)): path.read_bytes() for path in state.rglob("*") if path.is_file()}
+        return Snapshot(files, model.bucket.folders, model.origins, model.serving.digest)
+    finally:
+        model.close()
+
+
 class Model:
     """One daemon, its environment, and the invariants that every pass must keep."""
 
-    def __init__(self) -> None:
+    def __init__(self, begin: Snapshot | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="mqmk-model-", dir=FAST if Path(FAST).is_dir() else None))
         self.config = Config(
             state=State(self.folder / "state"),
@@ -223,11 +253,23 @@ class Model:
             retry=Retry(attempts=2, first_seconds=0.0, max_seconds=0.0),
         )
         self.bucket, self.serving, self.origins = FakeBucket(), FakeReplicas(), Origins()
+        self._pools: dict[Pointer, PromptPool] = {}
+        if begin:
+            self._restore(begin)
         self.crash_after: int | None = None
         self._hit = failpoints.hit
         failpoints.hit = self._maybe_crash  # type: ignore[assignment]
         self.files = StateDir(self.config.state.dir)
         self.start()
+
+    def _restore(self, begin: Snapshot) -> None:
+        for name, data in begin.files.items():
+            path = self.config.state.dir / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        self.bucket.folders |= begin.folders
+        self.origins = Origins({**begin.origins.made_from}, begin.origins.trained)
+        self.serving.digest = begin.digest
 
     def close(self) -> None:
         failpoints.hit = self._hit  # type: ignore[assignment]
@@ -263,16 +305,41 @@ class Model:
         self.check()
 
     def crash(self, after: int) -> None:
-        """Run a pass that is killed at one of the next durable steps."""
+        """Run a pass that is killed at one of the next durable steps, or after it if it has fewer."""
         self.crash_after = after
         self.run()
-        self.crash_after = None
+        if self.crash_after is not None:
+            self.crash_after = None
+            self.restart()
 
     def drop(self, folder: str, name: str, content: int) -> None:
         self.bucket.folders[folder] = manifest_of(name, content)
 
     def command(self, kind: str, subject: str) -> None:
         self.ledger.enqueue_command(kind, subject)
+
+    def likely_commands(self) -> dict[str, list[str]]:
+        """Kind -> subjects, of commands that are not refused at once."""
+        current, tasks = self.files.store.current(), self.ledger.tasks()
+        aside = (TaskState.QUARANTINED, TaskState.CONFLICT, TaskState.FORGOTTEN)
+        found = {
+            "rollback": [str(number) for number in self.servable() if not current or number != current.version],
+            "promote": [task.name for task in tasks if task.state is TaskState.HELD],
+            "forget": [task.name for task in tasks if task.state is not TaskState.FORGOTTEN],
+            "retry": [task.name for task in tasks if task.state in aside or task.failures],
+        }
+        return {kind: [*dict.fromkeys(subjects)] for kind, subjects in found.items() if subjects}
+
+    def is_over(self, job: Job) -> bool:
+        """Whether something else has happened to one of its tasks since it was started."""
+        return any(self.ledger.task(number).attempt != attempt for number, attempt in attempts_of(job).items())
+
+    def finish_late(self, job: Job, how: str) -> None:
+        """Let a worker answer that was cancelled or has answered before."""
+        is_over, before = self.is_over(job), self.ledger.tasks()
+        self.finish(job, how)
+        self.orchestrator.collect_results()
+        assert not is_over or self.ledger.tasks() == before, f"a late {type(job).__name__} changed {self.rows()}"
 
     def finish(self, job: Job, how: str = "well") -> None:
         """Let a worker finish."""
@@ -320,32 +387,40 @@ class Model:
 
     def check(self) -> None:
         current = self.files.store.current()
-        pool = self.files.store.read(current) if current else None
-        served = {(task.name, task.manifest_sha256) for task in pool.tasks} if pool else set()
+        served = {(task.name, task.manifest_sha256) for task in self._read(current).tasks} if current else set()
         rows = {(task.name, task.identity) for task in self.ledger.tasks(*IN_POOL)}
         assert rows == served, f"rows {self.rows()}, served {served}"
-        gone = [task for task in self.ledger.tasks(TaskState.FORGOTTEN) if task.identity]
-        servable = self.servable()
+        idle = [job for job in self.workers.running() if self.is_over(job)]
+        assert not idle, f"nobody waits for {idle}: {self.rows()}"
+        gone = self.ledger.tasks(TaskState.FORGOTTEN)
+        servable = {number: self._read(at) for number, at in self.servable().items()} if gone else {}
         for task in gone:
+            assert not task.failures and not task.reason, f"{task.name} is FORGOTTEN and failed: {task.reason}"
             held = [number for number, each in servable.items() if task.identity in _identities(each)]
             assert not held, f"{task.name} is FORGOTTEN and in versions {held}"
             assert not self.files.held_out(task.identity or "").exists(), f"{task.name}: held-out images are left"
             assert not self.files.work(task.identity or "").exists(), f"{task.name}: its work is left"
-        self._check_exactness(servable)
+        if gone:
+            self._check_exactness(gone, servable)
 
-    def servable(self) -> dict[int, PromptPool]:
+    def _read(self, at: Pointer) -> PromptPool:
+        """Read once: a version never changes, and `settle` compares its bytes with its digest."""
+        if at not in self._pools:
+            self._pools[at] = self.files.store.read(at)
+        return self._pools[at]
+
+    def servable(self) -> dict[int, Pointer]:
         """Every version that an operator could roll back to."""
-        with closing(sqlite3.connect(self.config.ledger_file)) as db:
-            names = {row[1] for row in db.execute("PRAGMA table_info(versions)")}
-            where = "AND withdrawn IS NULL" if "withdrawn" in names else ""
-            numbers = {row[0] for row in db.execute(f"SELECT version FROM versions WHERE step='PUBLISHED' {where}")}
-        cards = {number: self.files.store.cards(number) for number in self.files.store.paths()}
-        return {number: self.files.store.assemble(cards[number][0]) for number in sorted(numbers) if number in cards}
+        there = self.files.store.paths()
+        sql = "SELECT version, digest FROM versions WHERE step = 'PUBLISHED' AND withdrawn IS NULL ORDER BY version"
+        with closing(self.ledger._db.execute(sql)) as found:
+            return {number: Pointer(number, digest) for number, digest in found if number in there}
 
-    def _check_exactness(self, servable: Mapping[int, PromptPool]) -> None:
+    def _check_exactness(self, gone: Sequence[TaskRow], servable: Mapping[int, PromptPool]) -> None:
         """No prompt that can be served was made from the data of a task that was forgotten exactly."""
-        for task in self.ledger.tasks(TaskState.FORGOTTEN):
-            if task.identity and self.exact.get(task.id):
+        exact = self.exact
+        for task in gone:
+            if task.identity and exact.get(task.id):
                 left = [number for number, pool in servable.items() if task.identity in self.origins.of(pool)]
                 assert not left, f"{task.name} was forgotten 'exactly' and versions {left} were made from its data"
 
@@ -353,12 +428,15 @@ class Model:
     def exact(self) -> dict[int, bool]:
         """Task -> whether it was last reported as forgotten exactly."""
         found: dict[int, bool] = {}
-        for event in self.ledger.events(last=100_000):
-            if event.event == "task.forgotten" and event.task is not None:
-                found[event.task] = bool(event.detail.get("exact"))
-            elif event.event == "command.forget" and "forgotten; exactly" in str(event.detail.get("answer")):
-                named = [task for task in self.ledger.tasks_named(event.detail["subject"]) if task.state == "FORGOTTEN"]
-                found |= {task.id: True for task in named[-1:]}
+        sql = "SELECT event, task, detail FROM events WHERE event IN (?, ?) ORDER BY number"
+        with closing(self.ledger._db.execute(sql, ("task.forgotten", "command.forget"))) as rows:
+            events = [(event, task, json.loads(detail)) for event, task, detail in rows]
+        for event, task, detail in events:
+            if event == "task.forgotten":
+                found[task] = bool(detail.get("exact"))
+            elif "forgotten; exactly" in str(detail.get("answer")):
+                named = [each for each in self.ledger.tasks_named(detail["subject"]) if each.state == "FORGOTTEN"]
+                found |= {each.id: True for each in named[-1:]}
         return found
 
 
