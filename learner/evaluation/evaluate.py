@@ -148,7 +148,7 @@ class Evaluation:
         return self._label_of_row[self.true_row][:, None] == self._label_of_row[None]
 
     def answer(self, matcher: str) -> tuple[Bool[Tensor, " images"], Float[Tensor, " images"]]:
-        """Which images a service would answer rightly, and the probability of each answer."""
+        """Which images a service would answer with their own label, and the probability of each answer."""
         found = self.match(matcher)
         right, probability = torch.zeros(len(found.task), dtype=torch.bool), torch.zeros(len(found.task))
         for here in (self._in_first, ~self._in_first):

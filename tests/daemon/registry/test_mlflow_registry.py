@@ -734,7 +734,7 @@ def test_a_tracking_uri_of_another_kind_is_refused(uri: str):
 
 def test_an_evaluation_becomes_tables_and_a_page():
     shares = {0: TaskShare(2, 0.5, 0.25), 1: TaskShare(2, 1.0, 0.75)}
-    tally = SampleTally(4, False, 0.75, 0.5, 1.0, 1.0, 2.0, shares, {(0, 0): 1, (0, 1): 1, (1, 1): 2})
+    tally = SampleTally(4, False, 0.75, 0.5, 0.1, 1.0, 1.0, 2.0, shares, {(0, 0): 1, (0, 1): 1, (1, 1): 2})
     files = evaluation_files({"mqmk": tally}, ["mqmk"], ["birds", "<owls>"])
     tasks = files["evaluation/tasks.csv"].decode().splitlines()
     assert tasks[1:] == ["mqmk,birds,2,0.5,0.25", "mqmk,<owls>,2,1,0.75"]
@@ -751,7 +751,7 @@ def test_artifacts_do_not_grow_with_the_number_of_tasks():
     def size(tasks: int) -> int:
         shares = {number: TaskShare(1, 1.0, 1.0) for number in range(tasks)}
         confusion = {(number, other): 1 for number in range(tasks) for other in range(max(0, number - 2), number + 1)}
-        tally = SampleTally(tasks, True, 0.75, 0.5, 1.0, 1.0, 2.0, shares, confusion)
+        tally = SampleTally(tasks, True, 0.75, 0.5, 0.1, 1.0, 1.0, 2.0, shares, confusion)
         files = evaluation_files({"mqmk": tally, "cascade": tally}, ["mqmk"], [f"task-{n:05}" for n in range(tasks)])
         return sum(map(len, files.values()))
 

@@ -22,6 +22,7 @@ from statistics import median, quantiles
 from typing import Any
 
 import torch
+from support.calibration import calibrate
 from support.servers.ray_session import small_head
 from support.serving.fingerprints import empty_pool, image_bytes, publish, task
 from support.serving.service_specs import spec_of
@@ -33,7 +34,6 @@ from mqmk.deploy.serving.inference import Service
 from mqmk.deploy.serving.pools.live_pool import LivePool
 from mqmk.deploy.serving.telemetry.ray_backend import RayMetrics
 from mqmk.deploy.serving.telemetry.recorder import RequestMetrics
-from mqmk.learner.evaluation.calibration_fit import fit_confidence
 from mqmk.matcher.backbone import load_backbone
 from mqmk.matcher.images import decode, prepare
 from mqmk.matcher.matchers import match_images
@@ -77,7 +77,7 @@ def calibrated_pool(vit: FrozenViT) -> PromptPool:
     with torch.inference_mode():
         found = {"cascade": match_images("cascade", vit, pool, images)}
     right = {"cascade": torch.arange(IMAGES) % 5 != 0}
-    return pool.with_matching(fit_confidence(found, right, [each.name for each in pool.tasks], "cascade"))
+    return calibrate(pool, found, right, "cascade")
 
 
 class Replica:

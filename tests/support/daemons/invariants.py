@@ -47,10 +47,11 @@ def pools(folder: Path) -> dict[int, dict[str, Any]]:
         assert card["version"] not in found, f"two cards of version {card['version']}"
         pages = [json.loads(_read_layer(folder, f"{page}.json")) for page in card["pages"]]
         tasks = [task for page in (*pages, card["tasks"]) for task in page]
-        for name in (card["g"], *(task["layer"] for task in tasks)):
+        statistics = [task["statistics"] for task in tasks if task["statistics"]]
+        for name in (card["g"], *(task["layer"] for task in tasks), *statistics):
             _read_layer(folder, f"{name}.safetensors")
         prompts = {task["name"]: task["layer"] for task in tasks} | {"": card["g"]}
-        found[card["version"]] = card | {"digest": digest, "tasks": tasks, "prompts": prompts}
+        found[card["version"]] = card | {"digest": digest, "tasks": tasks, "prompts": prompts, "statistics": statistics}
     return found
 
 
@@ -64,7 +65,8 @@ def _unnamed_layers(state: Path, cards: dict[int, dict[str, Any]]) -> list[str]:
     """Layers that no version names, and no candidate that the gate held."""
     held = "".join(path.read_text() for path in state.glob("candidates/*.json"))
     named = {f"{page}.json" for card in cards.values() for page in card["pages"]}
-    named |= {f"{layer}.safetensors" for card in cards.values() for layer in card["prompts"].values()}
+    for card in cards.values():
+        named |= {f"{layer}.safetensors" for layer in (*card["prompts"].values(), *card["statistics"])}
     there = {path.name for path in (state / "pools" / "layers").glob("*")}
     left = sorted(name for name in there - named if name.partition(".")[0] not in held)
     return [f"layers/{name} belongs to no version" for name in left]

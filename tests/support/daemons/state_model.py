@@ -330,16 +330,16 @@ class Model:
         }
         return {kind: [*dict.fromkeys(subjects)] for kind, subjects in found.items() if subjects}
 
-    def is_over(self, job: Job) -> bool:
+    def has_ended(self, job: Job) -> bool:
         """Whether something else has happened to one of its tasks since it was started."""
         return any(self.ledger.task(number).attempt != attempt for number, attempt in attempts_of(job).items())
 
     def finish_late(self, job: Job, how: str) -> None:
         """Let a worker answer that was cancelled or has answered before."""
-        is_over, before = self.is_over(job), self.ledger.tasks()
+        has_ended, before = self.has_ended(job), self.ledger.tasks()
         self.finish(job, how)
         self.orchestrator.collect_results()
-        assert not is_over or self.ledger.tasks() == before, f"a late {type(job).__name__} changed {self.rows()}"
+        assert not has_ended or self.ledger.tasks() == before, f"a late {type(job).__name__} changed {self.rows()}"
 
     def finish(self, job: Job, how: str = "well") -> None:
         """Let a worker finish."""
@@ -390,7 +390,7 @@ class Model:
         served = {(task.name, task.manifest_sha256) for task in self._read(current).tasks} if current else set()
         rows = {(task.name, task.identity) for task in self.ledger.tasks(*IN_POOL)}
         assert rows == served, f"rows {self.rows()}, served {served}"
-        idle = [job for job in self.workers.running() if self.is_over(job)]
+        idle = [job for job in self.workers.running() if self.has_ended(job)]
         assert not idle, f"nobody waits for {idle}: {self.rows()}"
         gone = self.ledger.tasks(TaskState.FORGOTTEN)
         servable = {number: self._read(at) for number, at in self.servable().items()} if gone else {}

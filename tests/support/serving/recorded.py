@@ -4,10 +4,10 @@ import threading
 from collections import Counter, defaultdict
 
 import torch
+from support.calibration import calibrate
 from support.serving.fingerprints import image_bytes, marked_pool
 
 from mqmk.deploy.serving.telemetry.declared import REPLICA_METRICS
-from mqmk.learner.evaluation.calibration_fit import fit_confidence
 from mqmk.matcher.images import decode, prepare
 from mqmk.matcher.matchers import match_images
 from mqmk.matcher.pool import PromptPool
@@ -65,5 +65,4 @@ def calibrated_pool(vit: FrozenViT, version: int, wrong: int = 15) -> PromptPool
     true_task = torch.full((KNOWN_IMAGES,), len(pool.tasks) - 1)
     true_task[:wrong] = 0
     right = {name: each.task == true_task for name, each in found.items()}
-    names = [task.name for task in pool.tasks]
-    return pool.with_matching(fit_confidence(found, right, names, "mqmk"))
+    return calibrate(pool, found, right, "mqmk")
