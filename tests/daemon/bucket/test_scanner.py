@@ -731,7 +731,7 @@ def test_a_folder_that_may_have_settled_keeps_nobody_awake_while_it_cannot_be_re
     def fail(*_: object) -> None:
         raise BucketError("not now", transient=trouble == "of the bucket")
 
-    monkeypatch.setattr(store, "everything", fail if trouble == "of the bucket" else lambda: {"birds": None})
+    monkeypatch.setattr(store, "list_all", fail if trouble == "of the bucket" else lambda: {"birds": None})
     monkeypatch.setattr(store, "files", fail)
     with pytest.raises(BucketError) if trouble == "of the bucket" else nullcontext():
         bucket.scan({})

@@ -190,7 +190,7 @@ def test_a_damaged_pool_is_not_taken_for_a_backup(learned: Config, tmp_path: Pat
     state = tmp_path / "state"
     shutil.copytree(learned.state.dir, state)
     files = [next(state.glob("pools/versions/2-*")), *state.glob("pools/layers/*")]
-    assert len(files) == 1 + 3, "the card, the g layer, a layer for each task"
+    assert len(files) == 1 + 1 + 2 * 2, "the card, the g layer, a layer and statistics for each task"
     for path in files:
         whole = path.read_bytes()
         path.write_bytes(whole[:-1] + b"x")
