@@ -63,6 +63,11 @@ class CardTask:
     """What it reached in the version that added it."""
     statistics: str | None = None
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names in `layers/` of what the task added."""
+        return tuple(name + LAYER_SUFFIX for name in (self.layer, self.statistics) if name)
+
 
 @dataclass(frozen=True, eq=False)
 class PoolCard:
@@ -89,8 +94,9 @@ class PoolCard:
     @cached_property
     def files(self) -> frozenset[str]:
         """The names in `layers/` of everything the version consists of."""
-        layers = {self.g, self.pool_level, *(name for task in self.tasks for name in (task.layer, task.statistics))}
-        return frozenset({name + LAYER_SUFFIX for name in layers if name} | {page + PAGE_SUFFIX for page in self.pages})
+        shared = {name + LAYER_SUFFIX for name in (self.g, self.pool_level) if name}
+        own = {name for task in self.tasks for name in task.files}
+        return frozenset(shared | own | {page + PAGE_SUFFIX for page in self.pages})
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from mqmk.daemon.registry.records import TrainingRecord, VersionRecord
 from mqmk.daemon.state_dir import StateDir
 from mqmk.matcher.errors import PoolError
 from mqmk.matcher.pointer import Pointer
-from mqmk.matcher.pool_cards import LAYER_SUFFIX, PoolCard
+from mqmk.matcher.pool_cards import PoolCard
 
 log = logging.getLogger(__name__)
 SERVED = "mlflow.serving"
@@ -111,17 +111,15 @@ class Recorder:
 
     def _new_files(self, card: PoolCard) -> dict[str, bytes]:
         """The g layer, pages and pool-level layers that this version has and its parent has not."""
-        known = {task.layer + LAYER_SUFFIX for task in card.tasks}
+        known = {name for task in card.tasks for name in task.files}
         for before in self._files.store.cards(card.identity.parent) if card.identity.parent else []:
             known |= before.files
         return {name: self._files.store.read_layer(name) for name in sorted(card.files - known)}
 
     def _task_layers(self, task: TaskRow, row: VersionRow) -> dict[str, bytes]:
         card = self._card(row)
-        names = (
-            [each.layer + LAYER_SUFFIX for each in card.tasks if each.manifest_sha256 == task.identity] if card else []
-        )
-        return {name: self._files.store.read_layer(name) for name in names}
+        own = [each for each in card.tasks if each.manifest_sha256 == task.identity] if card else []
+        return {name: self._files.store.read_layer(name) for each in own for name in each.files}
 
     def _parameters(self) -> dict[str, Any]:
         values = {key: value for key, value in flatten(self._config).items() if value is not None}

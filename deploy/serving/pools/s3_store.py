@@ -60,7 +60,13 @@ class RemotePools:
         with self._lock_cache():
             self._sweep()
             card = parse_card(self._card_bytes(at), self._fetch_layer)
-            there = {task.layer + LAYER_SUFFIX for pool in known for task in pool.tasks if task.layer}
+            there = {
+                name + LAYER_SUFFIX
+                for pool in known
+                for task in pool.tasks
+                for name in (task.layer, task.statistics)
+                if name
+            }
             for name in sorted(card.files - there):
                 self._fetch_layer(name)
             os.utime(self._cache.versions / at.card)
