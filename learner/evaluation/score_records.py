@@ -53,10 +53,6 @@ class ScoreRecords:
         best = max_by_task(self.key[images].nan_to_num(nan=-torch.inf), row_task, len(self.names.sizes))
         return best.masked_fill(self.lacks[images], torch.nan)
 
-    def evidence(self, images: Int[Tensor, " some"]) -> ClassEvidence:
-        """What exact queries say about the classes of some images; a copy."""
-        return ClassEvidence(self.key[images], self.head[images])
-
     def record(self, pool: PromptPool, pairs: Pairs, query: Float[Tensor, "pairs dim"]) -> None:
         """Note what the queries of some pairs say."""
         ClassEvidence(self.key, self.head).add(pool, pairs, query)
