@@ -19,7 +19,7 @@ from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.config import ControllerOptions, HTTPOptions
 
 from mqmk.deploy.serving.errors import ServeError
-from mqmk.deploy.serving.ray_compat import haproxy
+from mqmk.deploy.serving.ray_compat import haproxy, json_errors
 from mqmk.deploy.serving.replica import Replica
 from mqmk.deploy.serving.settings import ServiceSpec
 from mqmk.deploy.serving.telemetry.coordinator import credentials_fingerprint, ensure_coordinator, stop_coordinator
@@ -143,7 +143,7 @@ def environment(spec: ServiceSpec) -> dict[str, str]:
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": str(spec.proxy_health_seconds),
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": str(spec.proxy_health_timeout_seconds),
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(_PROXY_START_SECONDS),
-    } | haproxy.environment(spec)
+    } | json_errors.environment() | haproxy.environment(spec)
 
 
 def replicas(spec: ServiceSpec) -> list[ReplicaStatus]:
