@@ -139,11 +139,12 @@ def _release(spec: ServiceSpec) -> str:
 
 def environment(spec: ServiceSpec) -> dict[str, str]:
     """Variables that Serve's processes read at their start: the controller's here, or those of a new Ray head."""
-    return {
+    ours = {
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": str(spec.proxy_health_seconds),
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": str(spec.proxy_health_timeout_seconds),
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(_PROXY_START_SECONDS),
-    } | json_errors.environment() | haproxy.environment(spec)
+    }
+    return ours | json_errors.environment() | haproxy.environment(spec)
 
 
 def replicas(spec: ServiceSpec) -> list[ReplicaStatus]:

@@ -26,13 +26,13 @@ def environment() -> dict[str, str]:
 
 
 class JsonErrors:
-    """Turns an error in plain text into `{"error", "code"}`; other responses, and all of a replica's, pass unchanged."""
+    """Turns an error in plain text into `{"error", "code"}`; every other response passes unchanged."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].startswith("/-/"):  # the latter are Ray's own, also for load balancers
+        if scope["type"] != "http" or scope["path"].startswith("/-/"):  # Ray's own routes
             await self.app(scope, receive, send)
             return
         start: Message | None = None

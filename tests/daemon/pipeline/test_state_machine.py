@@ -653,3 +653,21 @@ def test_nothing_is_collected_while_a_build_runs(model: Model) -> None:
     model.settle()
     assert name not in layers_in(model), "the build is over and left it"
     assert layer_of(model, "birds") in layers_in(model)
+
+
+def test_a_failing_build_without_a_task_that_is_called_forgotten_is_tried_again(model: Model) -> None:
+    """Release 0.1 could call a task forgotten that was still served."""
+    learn(model, "sea")
+    learn(model, "birds")
+    with closing(sqlite3.connect(model.files.folder / "ledger.sqlite")) as connection, connection:
+        connection.execute("UPDATE tasks SET state = 'FORGOTTEN' WHERE name = 'birds'")
+    model.restart()
+    model.run()
+    (job,) = model.workers.running()
+    assert isinstance(job, Build) and job.kind == "forget"
+    model.finish(job, "rejected")
+    model.run()
+    (birds,) = model.ledger.tasks_named("birds")
+    assert (birds.state, birds.failures) == (State.FORGOTTEN, 1)
+    model.settle()
+    assert model.ledger.versions()[-1].kind == "forget"
