@@ -71,7 +71,7 @@ def render_status(document: Mapping[str, Any]) -> "RenderableType":
     lines += [f"bucket {document['bucket']}"]
     lines += [matching] if matching else []
     lines += [_replica_problem(each) for each in serving["replicas"] if each["last_failure"]]
-    lines += [f"{each['part']} unavailable: {each['says']}" for each in document["health"] if not each["up"]]
+    lines += [f"{each['dependency']} unavailable: {each['message']}" for each in document["health"] if not each["up"]]
     lines += [f"queued: {each['kind']} {each['subject']}" for each in document["commands"]]
     aside = ", ".join(each["name"] for each in document["tasks"] if each["state"] in WAITING)
     lines += [f"needs attention: {aside}; `mqmk-daemon show TASK` shows what to do"] if aside else []

@@ -152,7 +152,8 @@ class _Copy:
             raise _ChangedError("CURRENT changed")
         with closing(sqlite3.connect(copy)) as db, db:  # MLflow's copy is a little older: check it again
             db.execute("UPDATE versions SET recorded = 0")
-            db.execute("DELETE FROM facts WHERE name = ?", (SERVED,))
+            (table,) = db.execute("SELECT name FROM sqlite_master WHERE name IN ('key_values', 'facts')").fetchone()
+            db.execute(f"DELETE FROM {table} WHERE name = ?", (SERVED,))  # `facts` until release 0.1
         return before
 
     def _copy_pool(self, row: _Row) -> bool:

@@ -16,7 +16,7 @@ from mqmk.daemon.ledger.schema import migrate
 BUSY_TIMEOUT_SECONDS: Final = 30.0
 """How long another process may lock the file."""
 _JSON: Final = frozenset({"report", "samples", "metrics", "evaluation", "detail", "base"})
-_BOOL: Final = frozenset({"approved", "tidied", "recorded", "up", "exact"})
+_BOOL: Final = frozenset({"approved", "cleaned_up", "recorded", "up", "exact"})
 
 
 class Database:
@@ -91,11 +91,11 @@ class Database:
     def set_value(self, name: str, value: str) -> None:
         """Store a value under a name."""
         with self._transaction() as db:
-            db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+            db.execute("INSERT OR REPLACE INTO key_values VALUES (?, ?)", (name, value))
 
     def get_value(self, name: str) -> str | None:
         """The value stored under a name."""
-        found = self._rows("SELECT value FROM facts WHERE name = ?", name)
+        found = self._rows("SELECT value FROM key_values WHERE name = ?", name)
         return found[0]["value"] if found else None
 
 

@@ -56,19 +56,19 @@ class Ledger(VersionLedger):
 
     def claim_command(self, command: Command) -> bool:
         """Start to apply a command: from now on it cannot be cancelled. False if it has been cancelled."""
-        sql = "INSERT OR REPLACE INTO facts SELECT ?, id FROM commands WHERE id = ? AND state = 'PENDING'"
+        sql = "INSERT OR REPLACE INTO key_values SELECT ?, id FROM commands WHERE id = ? AND state = 'PENDING'"
         with self._transaction() as db:
             return db.execute(sql, (_APPLYING, command.id)).rowcount == 1
 
     def release_command(self) -> None:
         """Undo the claim of a command for which nothing has been changed: it can be cancelled again."""
         with self._transaction() as db:
-            db.execute("DELETE FROM facts WHERE name = ?", (_APPLYING,))
+            db.execute("DELETE FROM key_values WHERE name = ?", (_APPLYING,))
 
     def resolve_command(self, command: Command, state: Literal["DONE", "REFUSED"], text: str) -> None:
         """Store the outcome of a command."""
         with self._transaction() as db:
-            db.execute("DELETE FROM facts WHERE name = ?", (_APPLYING,))
+            db.execute("DELETE FROM key_values WHERE name = ?", (_APPLYING,))
             db.execute("UPDATE commands SET state = ?, answer = ? WHERE id = ?", (state, text, command.id))
             detail = {"subject": command.subject, "answer": text, "state": state}
             self._append(db, command.task, f"command.{command.kind}", None, detail)
@@ -77,7 +77,8 @@ class Ledger(VersionLedger):
         """Cancel a pending command; LedgerError if it is too late."""
         sql = """UPDATE commands SET state = 'CANCELLED', answer = 'cancelled before it was applied'
             WHERE id = ? AND state = 'PENDING' AND NOT EXISTS (SELECT 1 FROM versions WHERE step = 'PLANNED')
-            AND NOT EXISTS (SELECT 1 FROM facts WHERE name = ? OR (name = ? AND value = CAST(commands.id AS TEXT)))"""
+            AND NOT EXISTS (SELECT 1 FROM key_values
+                WHERE name = ? OR (name = ? AND value = CAST(commands.id AS TEXT)))"""
         with self._transaction() as db:
             if db.execute(sql, (number, MOVING, _APPLYING)).rowcount:
                 command = self.command(number)
@@ -113,5 +114,5 @@ class Ledger(VersionLedger):
 
     def health(self) -> list[Health]:
         """Every dependency of the daemon."""
-        sql = "SELECT part AS dependency, up, says AS message, since FROM health ORDER BY part"
+        sql = "SELECT dependency, up, message, since FROM health ORDER BY dependency"
         return [Health(**row) for row in self._rows(sql)]

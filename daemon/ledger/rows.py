@@ -69,7 +69,7 @@ class TaskRow:
     split: int
     version: int | None
     metrics: Mapping[str, Any]
-    tidied: bool
+    cleaned_up: bool
     discovered_at: float
     updated_at: float
 

@@ -193,6 +193,50 @@ MIGRATIONS: Final = (
     ALTER TABLE versions DROP COLUMN base;
     CREATE INDEX version_tasks_by_task ON version_tasks (task);
     """,
+    """
+    -- Names say what they hold, and the last tables that took any value in any column are STRICT now.
+    ALTER TABLE tasks RENAME COLUMN tidied TO cleaned_up;  -- what `bucket.after_learning` asks for is done
+    CREATE TABLE folders (                -- of the bucket, that have been acted on
+        folder TEXT PRIMARY KEY,
+        fingerprint TEXT NOT NULL,        -- how it looked then; '' if it is to be scanned again
+        task INTEGER NOT NULL
+    ) STRICT;
+    INSERT INTO folders (folder, fingerprint, task) SELECT folder, fingerprint, task FROM sightings;
+    DROP TABLE sightings;
+    CREATE INDEX folders_to_rescan ON folders (folder) WHERE fingerprint = '';
+    CREATE INDEX folders_by_task ON folders (task);
+    CREATE TABLE events_6 (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        at REAL NOT NULL,
+        task INTEGER,
+        event TEXT NOT NULL,
+        state TEXT,                       -- the state after it
+        detail TEXT NOT NULL              -- JSON
+    ) STRICT;
+    INSERT INTO events_6 (number, at, task, event, state, detail)
+        SELECT number, at, task, event, state, detail FROM events ORDER BY number;
+    DROP TABLE events;
+    ALTER TABLE events_6 RENAME TO events;
+    CREATE INDEX events_by_task ON events (task);
+    CREATE TRIGGER events_are_final BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
+    CREATE TRIGGER events_stay BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
+    CREATE TABLE progress_6 (task INTEGER PRIMARY KEY, detail TEXT NOT NULL, at REAL NOT NULL) STRICT;
+    INSERT INTO progress_6 (task, detail, at) SELECT task, detail, at FROM progress;
+    DROP TABLE progress;
+    ALTER TABLE progress_6 RENAME TO progress;
+    CREATE TABLE health_6 (
+        dependency TEXT PRIMARY KEY,
+        up INTEGER NOT NULL CHECK (up IN (0, 1)),
+        message TEXT NOT NULL,
+        since REAL NOT NULL
+    ) STRICT;
+    INSERT INTO health_6 (dependency, up, message, since) SELECT part, up, says, since FROM health;
+    DROP TABLE health;
+    ALTER TABLE health_6 RENAME TO health;
+    CREATE TABLE key_values (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+    INSERT INTO key_values (name, value) SELECT name, value FROM facts;
+    DROP TABLE facts;
+    """,
 )
 
 

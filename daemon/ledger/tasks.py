@@ -16,7 +16,7 @@ _PAGE: Final = 32  # tasks read at once, of many that wait
 
 
 class TaskLedger(Database):
-    """The tables `tasks` and `sightings`."""
+    """The tables `tasks` and `folders`."""
 
     def tasks(self, *states: State) -> list[TaskRow]:
         """All tasks, or those in one of the states, in order of arrival."""
@@ -103,7 +103,7 @@ class TaskLedger(Database):
 
     def tasks_to_clean_up(self) -> list[TaskRow]:
         """Tasks in the pool whose shards `bucket.after_learning` has not been applied to."""
-        return self._tasks(f"WHERE NOT tidied AND state IN ({_placeholders(IN_POOL)}) ORDER BY id", *IN_POOL)
+        return self._tasks(f"WHERE NOT cleaned_up AND state IN ({_placeholders(IN_POOL)}) ORDER BY id", *IN_POOL)
 
     def has_task_to_retry(self, code: str) -> bool:
         """Whether the current step of a task failed for this reason and will be retried."""
@@ -162,15 +162,15 @@ class TaskLedger(Database):
 
     def scanned_folders(self) -> dict[str, str]:
         """Folder -> fingerprint of every folder that has been acted on; the fingerprint is "" for one to rescan."""
-        return {row["folder"]: row["fingerprint"] for row in self._rows("SELECT folder, fingerprint FROM sightings")}
+        return {row["folder"]: row["fingerprint"] for row in self._rows("SELECT folder, fingerprint FROM folders")}
 
     def folders_to_rescan(self) -> frozenset[str]:
         """Folders that the next scan treats as new."""
-        return frozenset(row["folder"] for row in self._rows("SELECT folder FROM sightings WHERE fingerprint = ''"))
+        return frozenset(row["folder"] for row in self._rows("SELECT folder FROM folders WHERE fingerprint = ''"))
 
     def task_of_folder(self, folder: str) -> TaskRow | None:
         """The task that a folder of the bucket stands for."""
-        return next(iter(self._tasks("WHERE id = (SELECT task FROM sightings WHERE folder = ?)", folder)), None)
+        return next(iter(self._tasks("WHERE id = (SELECT task FROM folders WHERE folder = ?)", folder)), None)
 
     def record_scan(self, folder: str, fingerprint: str, task: TaskRow, event: str = "task.duplicate_found") -> None:
         """Record that a folder stands for an existing task."""
@@ -181,7 +181,7 @@ class TaskLedger(Database):
     def forget_fingerprint(self, task: TaskRow) -> None:
         """Make the next scan treat the task's folder as new."""
         with self._transaction() as db:
-            db.execute("UPDATE sightings SET fingerprint = '' WHERE task = ?", (task.id,))
+            db.execute("UPDATE folders SET fingerprint = '' WHERE task = ?", (task.id,))
 
 
 def withdraw_versions(db: sqlite3.Connection, task: int) -> None:
@@ -195,7 +195,7 @@ def withdraw_versions(db: sqlite3.Connection, task: int) -> None:
 
 
 def _record_folder(db: sqlite3.Connection, folder: str, fingerprint: str, task: int) -> None:
-    db.execute("INSERT OR REPLACE INTO sightings VALUES (?, ?, ?)", (folder, fingerprint, task))
+    db.execute("INSERT OR REPLACE INTO folders VALUES (?, ?, ?)", (folder, fingerprint, task))
 
 
 def _task(row: Mapping[str, Any]) -> TaskRow:

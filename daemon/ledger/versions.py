@@ -232,4 +232,4 @@ class VersionLedger(TaskLedger):
                 changes = {"reason": reason, "code": "rolled-back" if reason else None, "approved": False}
                 event = f"task.{to.lower()}"
                 self._change(db, number, task.state, to, task.attempt, event, {"version": version}, changes)
-            db.execute("DELETE FROM facts WHERE name = ?", (MOVING,))
+            db.execute("DELETE FROM key_values WHERE name = ?", (MOVING,))

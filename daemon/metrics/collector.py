@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from mqmk.daemon.config.sections import Config
 from mqmk.daemon.ledger.ledger import State
 from mqmk.daemon.logs import event
-from mqmk.daemon.metrics.declared import BY_NAME, CODES, DAEMON_METRICS, PARTS, PASS_BUCKETS, STEPS
+from mqmk.daemon.metrics.declared import BY_NAME, CODES, DAEMON_METRICS, DEPENDENCIES, PASS_BUCKETS, STEPS
 from mqmk.daemon.metrics.event_totals import EventTotals, Histogram
 from mqmk.daemon.metrics.ledger_reader import LedgerReader, LedgerSnapshot, VersionEvaluation
 from mqmk.daemon.metrics.state_reader import Pool, StateReader, StateSnapshot
@@ -198,8 +198,8 @@ def _add_training(samples: Samples, ledger: LedgerSnapshot, labels: Mapping[str,
 
 
 def _add_dependencies(samples: Samples, ledger: LedgerSnapshot, files: StateSnapshot) -> None:
-    for part, up in (dict.fromkeys(PARTS, True) | dict(ledger.health)).items():
-        samples.set("mqmk_dependency_up", up, part)
+    for name, up in (dict.fromkeys(DEPENDENCIES, True) | dict(ledger.health)).items():
+        samples.set("mqmk_dependency_up", up, name)
     samples.set("mqmk_state_disk_free_bytes", files.disk_free)
     samples.set("mqmk_state_disk_size_bytes", files.disk_size)
 

@@ -24,7 +24,7 @@ PASS_BUCKETS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 STAGES: Final = ("validate", "wait", "train", "publish", "roll_out")
 STEPS: Final = ("DISCOVERED", "VALIDATED", "TRAINING", "TRAINED", "PUBLISHED", "SERVING")
 """The states of a task on its way to serving; the first one is step 1."""
-PARTS: Final = ("state", "disk")
+DEPENDENCIES: Final = ("state", "disk")
 """Dependencies that are recorded only when they fail; exported as up before that."""
 CODES: Final = (("QUARANTINED", "gave-up"), ("QUARANTINED", "failed"), ("CONFLICT", "conflict"),
                 ("CONFLICT", "same-content"), ("HELD", "gate"), ("HELD", "rolled-back"))  # fmt: skip

@@ -65,7 +65,7 @@ class LedgerReader:
                 pending_commands=_number(db, "SELECT count(*) FROM commands WHERE state = 'PENDING'"),
                 versions=dict(db.execute("SELECT kind, count(*) FROM versions WHERE step = 'PUBLISHED' GROUP BY kind")),
                 unrecorded=_number(db, "SELECT count(*) FROM versions WHERE step = 'PUBLISHED' AND NOT recorded"),
-                health={part: bool(up) for part, up in db.execute("SELECT part, up FROM health")},
+                health={name: bool(up) for name, up in db.execute("SELECT dependency, up FROM health")},
                 evaluated=self._read_evaluation(db, current),
             )
 

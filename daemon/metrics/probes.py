@@ -17,7 +17,7 @@ from mqmk.daemon.redaction import redact
 from mqmk.daemon.words import time_text
 from mqmk.deploy.serving.telemetry.heartbeat import ReplicaStatus, live_replicas
 
-SERVING_PARTS: Final = ("state", "ray")
+SERVING_DEPENDENCIES: Final = ("state", "ray")
 """Dependencies without which nothing can be predicted."""
 
 
@@ -80,12 +80,12 @@ class Probes:
     def _dependencies(self) -> dict[str, dict[str, Any]]:
         try:
             with closing(sqlite3.connect(f"{self.ledger.absolute().as_uri()}?mode=ro", uri=True, timeout=1)) as db:
-                rows = db.execute("SELECT part, up, says, since FROM health ORDER BY part").fetchall()
+                rows = db.execute("SELECT dependency, up, message, since FROM health ORDER BY dependency").fetchall()
         except sqlite3.Error as error:
             return {"ledger": {"up": False, "reason": str(error), "since": None}}
         return {
-            part: {"up": bool(up), "reason": redact(says) or None, "since": time_text(since)}
-            for part, up, says, since in rows
+            name: {"up": bool(up), "reason": redact(message) or None, "since": time_text(since)}
+            for name, up, message, since in rows
         }
 
     def _problem(self, dependencies: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
@@ -93,9 +93,9 @@ class Probes:
             return _error("starting", "the daemon is starting: its first pass is not over")
         if self._is_stalled():
             return self._stalled_error()
-        for part in SERVING_PARTS:
-            if part in dependencies and not dependencies[part]["up"]:
-                return _error(f"{part}_unavailable", f"{part} is unavailable: {dependencies[part]['reason']}")
+        for name in SERVING_DEPENDENCIES:
+            if name in dependencies and not dependencies[name]["up"]:
+                return _error(f"{name}_unavailable", f"{name} is unavailable: {dependencies[name]['reason']}")
         return self._replica_problem()
 
     def _stalled_error(self) -> dict[str, str]:

@@ -409,7 +409,7 @@ class Orchestrator:
             else:
                 name, detail = "task.cleaned_up", {"how": how}
             failpoints.hit("cleanup.done")
-            self.ledger.update_task(task, tidied=True)
+            self.ledger.update_task(task, cleaned_up=True)
             self.ledger.append_event(name, task, detail)
             failpoints.hit("cleanup.after")
 

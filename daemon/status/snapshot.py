@@ -66,7 +66,8 @@ class Snapshot:
             "counts": {state.value: count for state, count in self.ledger.counts().items() if count},
             "progress": [dict(each) for each in self.ledger.progress().values()],
             "health": [
-                {"part": h.dependency, "up": h.up, "says": h.message, "since": time_text(h.since)} for h in health
+                {"dependency": h.dependency, "up": h.up, "message": h.message, "since": time_text(h.since)}
+                for h in health
             ],
             "commands": [{"id": c.id, "kind": c.kind, "subject": c.subject} for c in self.ledger.pending_commands()],
         }

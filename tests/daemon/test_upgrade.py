@@ -98,6 +98,42 @@ def test_the_history_of_an_older_release_is_read_under_the_current_names(older: 
                      "task.epoch_finished", "task.trained", "version.planned", "task.published"]  # fmt: skip
 
 
+def test_every_table_is_strict_in_a_new_ledger_and_in_one_of_an_older_release(older: Path) -> None:
+    for path in (older / "state" / "ledger.sqlite", older / "new.sqlite"):
+        Ledger(path).close()
+        with closing(sqlite3.connect(path)) as db:
+            tables = {row[1]: row[5] for row in db.execute("PRAGMA table_list") if not row[1].startswith("sqlite_")}
+        assert tables == dict.fromkeys(
+            ("classes", "commands", "events", "folders", "health", "key_values", "progress", "tasks", "version_tasks",
+             "versions"), 1,
+        )  # fmt: skip
+
+
+def test_a_new_ledger_and_one_of_an_older_release_have_the_same_tables_indexes_and_triggers(older: Path) -> None:
+    schemas = []
+    for path in (older / "state" / "ledger.sqlite", older / "new.sqlite"):
+        Ledger(path).close()
+        with closing(sqlite3.connect(path)) as db:
+            schemas.append(db.execute("SELECT type, name, sql FROM sqlite_master ORDER BY name").fetchall())
+    assert schemas[0] == schemas[1]
+    assert {"events_are_final", "events_stay", "events_by_task"} <= {name for _, name, _ in schemas[0]}
+
+
+def test_events_of_an_older_release_keep_their_numbers_and_the_next_one_follows(older: Path) -> None:
+    path = older / "state" / "ledger.sqlite"
+    asked = "SELECT number, at, task, event, state, detail FROM events ORDER BY number"
+    with closing(sqlite3.connect(path)) as db:
+        before = db.execute(asked).fetchall()
+    ledger = Ledger(path)
+    ledger.append_event("daemon.started")
+    assert ledger.last_event() == before[-1][0] + 1
+    ledger.close()
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute(asked).fetchall()[:-1] == before
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            db.execute("DELETE FROM events")
+
+
 def test_a_ledger_of_the_future_is_refused_and_left_as_it_is(older: Path) -> None:
     path = older / "state" / "ledger.sqlite"
     with closing(sqlite3.connect(path)) as db:
@@ -169,7 +205,7 @@ def facts_of(state: Path) -> dict[str, object]:
     """The pool store and what the ledger says about it."""
     with closing(sqlite3.connect(state / "ledger.sqlite")) as db:
         rows = db.execute("SELECT version, digest, former_digest, parent FROM versions ORDER BY version").fetchall()
-        facts = db.execute("SELECT * FROM facts ORDER BY name").fetchall()
+        facts = db.execute("SELECT * FROM key_values ORDER BY name").fetchall()
     paths = (path for path in (state / "pools").rglob("*") if path.is_file())
     return {str(path.relative_to(state)): path.read_bytes() for path in paths} | {"rows": rows, "facts": facts}
 

@@ -57,7 +57,7 @@ def quarantine(parts: Parts, count: int) -> None:
             found = (seen.folder, seen.folder, seen.fingerprint, "QUARANTINED", "bad-manifest", 0, 0)
             names = "name, folder, fingerprint, state, code, discovered_at, updated_at"
             task = db.execute(f"INSERT INTO tasks ({names}) VALUES (?, ?, ?, ?, ?, ?, ?)", found).lastrowid
-            db.execute("INSERT INTO sightings VALUES (?, ?, ?)", (seen.folder, seen.fingerprint, task))
+            db.execute("INSERT INTO folders VALUES (?, ?, ?)", (seen.folder, seen.fingerprint, task))
 
 
 def test_six_hundred_quarantined_folders_hide_no_new_task(parts: Parts, tmp_path: Path, monkeypatch):

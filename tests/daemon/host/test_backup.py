@@ -222,6 +222,6 @@ def test_what_mlflow_had_is_looked_up_again_and_a_server_keeps_its_own_backups(l
     assert not (tmp_path / "copy" / "mlflow").exists()
     with closing(sqlite3.connect(tmp_path / "copy" / "ledger.sqlite")) as db:
         assert db.execute("SELECT count(*) FROM versions WHERE recorded").fetchone() == (0,)
-        assert db.execute("SELECT count(*) FROM facts WHERE name = 'mlflow.serving'").fetchone() == (0,)
+        assert db.execute("SELECT count(*) FROM key_values WHERE name = 'mlflow.serving'").fetchone() == (0,)
     with closing(sqlite3.connect(learned.ledger_file)) as db:
         assert db.execute("SELECT count(*) FROM versions WHERE recorded").fetchone() == (2,)

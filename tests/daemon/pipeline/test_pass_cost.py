@@ -14,7 +14,7 @@ from support.daemons.state_model import Model, manifest_of
 from mqmk.daemon.bucket.scan_clock import ScanClock
 from mqmk.daemon.ledger.ledger import Ledger, State
 
-SMALL = {"facts", "health", "progress"}
+SMALL = {"key_values", "health", "progress"}
 """Tables with a row for each of few things."""
 
 
@@ -55,7 +55,7 @@ def fill(path: Path, tasks: int) -> None:
                        "erased, discovered_at, updated_at) VALUES (?, ?, ?, 'f', ?, ?, ?, ?, ?, '[\"mlflow\"]', 1, 1)",
                        (number, name, name, state, f"{number:064}", manifest_of(name, 1).to_bytes(), report,
                         number))  # fmt: skip
-            db.execute("INSERT INTO sightings VALUES (?, 'f', ?)", (name, number))
+            db.execute("INSERT INTO folders VALUES (?, 'f', ?)", (name, number))
             db.execute("INSERT INTO events (at, task, event, state, detail) VALUES (1, ?, 'task.trained', ?, '{}')",
                        (number, state))  # fmt: skip
             withdrawn = number if state is State.FORGOTTEN else None
@@ -85,7 +85,7 @@ def test_an_idle_pass_reads_as_little_with_many_tasks_as_with_few(model: Model) 
     few = idle_pass(model, 100)
     assert len(few[0]) < 30 and few[1] < 30
     model.ledger._db.execute("DELETE FROM tasks WHERE id >= 1000")
-    for table, column in (("versions", "version"), ("sightings", "task"), ("classes", "task")):
+    for table, column in (("versions", "version"), ("folders", "task"), ("classes", "task")):
         model.ledger._db.execute(f"DELETE FROM {table} WHERE {column} >= 1000")
     many = idle_pass(model, 2000)
     assert len(many[0]) == len(few[0]) and many[1] == few[1]

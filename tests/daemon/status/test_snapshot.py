@@ -33,9 +33,9 @@ def test_a_damaged_pointer_and_a_replica_that_waits_for_it_are_said_with_the_rea
         ("new", False, WHY),
         ("old", True, WHY),
     ]
-    (pools,) = (each for each in found["health"] if each["part"] == "pools")
+    (pools,) = (each for each in found["health"] if each["dependency"] == "pools")
     assert not pools["up"]
-    assert "CURRENT: expected a version and a digest" in pools["says"]
+    assert "CURRENT: expected a version and a digest" in pools["message"]
     shown = status(tmp_path)
     assert f"replica new is not ready: {WHY}" in shown
     assert f"replica old keeps serving version 3: {WHY}" in shown
