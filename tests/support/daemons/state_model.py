@@ -434,7 +434,11 @@ class Model:
         for event, task, detail in events:
             if event == "task.forgotten":
                 found[task] = bool(detail.get("exact"))
-            elif "forgotten; exactly" in str(detail.get("answer")):
+            elif "forgotten; exactly" not in str(detail.get("answer")):
+                continue
+            elif task is not None:  # several tasks may have the name
+                found[task] = True
+            else:
                 named = [each for each in self.ledger.tasks_named(detail["subject"]) if each.state == "FORGOTTEN"]
                 found |= {each.id: True for each in named[-1:]}
         return found
