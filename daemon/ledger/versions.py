@@ -99,7 +99,8 @@ class VersionLedger(TaskLedger):
             to, event = State.PUBLISHED, "task.published"
             changes: dict[str, Any] = {"version": version.version}
         else:
-            to, event, changes = State.FORGOTTEN, "task.forgotten", {"version": None, "erased": []}
+            cleared = {"reason": None, "code": None, "failures": 0, "not_before": 0.0}  # of a task called so before
+            to, event, changes = State.FORGOTTEN, "task.forgotten", {"version": None, "erased": []} | cleared
         detail = {"version": version.version, "exact": exact, "answer": answer}
         with self._transaction() as db:
             db.execute("UPDATE versions SET step = 'PUBLISHED', exact = ? WHERE version = ?", (exact, version.version))
