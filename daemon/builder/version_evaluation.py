@@ -19,6 +19,7 @@ from mqmk.learner.evaluation.calibration_fit import fit_calibration_once, fit_co
 from mqmk.learner.evaluation.evaluate import split_halves
 from mqmk.learner.evaluation.sample_answers import MatchedSample
 from mqmk.learner.evaluation.sample_evaluation import (
+    ClassTally,
     SampleEvaluation,
     SampleTally,
     TaskShare,
@@ -33,6 +34,8 @@ from mqmk.matcher.predictor import choose_matcher
 
 MOST_MISTAKES: Final = 500
 """Pairs of different tasks that in a document, the most frequent ones."""
+MOST_CLASSES: Final = 40
+"""Classes in a document, the least accurate ones, and likewise pairs of classes: a few kB a version."""
 DIGITS: Final = 4
 """Of the figures that stay with a task in all later versions."""
 
@@ -88,6 +91,7 @@ def evaluate_version(
         "classifier": None if matcher in CLASS_MATCHERS else fitted["answers"][matcher]["classifier"],
         "tasks": _tasks(evaluation, tallies, matcher, new, fitted),
         "confusion": _confusion(pool, used),
+        **_describe_classes(evaluation.by_class(matcher, halves.reporting)),
         "matchers": matcher_figures({name: tallies[name] for name in names}),
     }
     shipped = matched.fit(torch.ones(len(sample), dtype=torch.bool))
@@ -173,3 +177,15 @@ def _confusion(pool: PromptPool, used: SampleTally) -> dict[str, dict[str, int]]
     for n, true, matched in mistakes[:MOST_MISTAKES]:
         rows[names[true]][names[matched]] = -n
     return rows
+
+
+def _describe_classes(tally: ClassTally) -> dict[str, Any]:
+    """The least accurate classes, and the pairs that are mistaken most often: `[true, answered, images]`."""
+    by_accuracy = sorted(tally.images, key=lambda label: (tally.right[label] / tally.images[label], label))
+    by_count = sorted(tally.mistakes.items(), key=lambda item: (-item[1], item[0]))
+    return {
+        "classes": {
+            label: {"images": tally.images[label], "right": tally.right[label]} for label in by_accuracy[:MOST_CLASSES]
+        },
+        "mistaken_classes": [[*pair, images] for pair, images in by_count[:MOST_CLASSES]],
+    }

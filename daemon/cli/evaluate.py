@@ -12,16 +12,28 @@ from mqmk.daemon.cli.predict_options import list_errors, predict_files, predict_
 from mqmk.daemon.cli.tables import new_table, print_whole
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from mqmk.daemon.client.predictor import PredictionResult, PredictOptions, Predictor
-    from mqmk.daemon.client.scoring import ClassScore, Score
+    from mqmk.daemon.client.scoring import ClassScore, Confusion, Score
+
+MAX_ROWS = 30
+"""Classes in the table, the least accurate ones."""
+MAX_CONFUSIONS = 10
 
 
 @click.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Also write an HTML page, with thumbnails of the most confident mistakes.")  # fmt: skip
 @predict_options
 def evaluate(
-    open_predictor: "Callable[[PredictOptions], Predictor]", folder: Path, matcher: str | None, as_json: bool
+    open_predictor: "Callable[[PredictOptions], Predictor]",
+    folder: Path,
+    matcher: str | None,
+    as_json: bool,
+    html: Path | None,
 ) -> None:
     """Measure accuracy on the labelled images FOLDER/CLASS/*. Exits with 1 if an image got no answer.
 
@@ -37,6 +49,11 @@ def evaluate(
     owners = find_owners(classes, predictor.tasks())
     results = predict_files(predictor, [file for files in classes.values() for file in files])
     score = score_results(classes, owners, results)
+    if html:
+        from mqmk.daemon.client.evaluation_page import render_evaluation
+
+        html.write_text(render_evaluation(predictor.place, score), encoding="utf-8")
+        click.echo(f"report: {html}", err=True)
     if as_json:
         click.echo(json.dumps(_document(predictor, score, results), indent=2))
     else:
@@ -46,14 +63,16 @@ def evaluate(
 
 
 def _document(predictor: "Predictor", score: "Score", results: "Sequence[PredictionResult]") -> dict[str, Any]:
-    figures = ("images", "accuracy", "accuracy_by_class", "matching_rate", "unknown_share")
+    figures = ("images", "accuracy", "accuracy_by_class", "matching_rate", "calibration_error", "unknown_share")
     rates = ("accuracy", "matching_rate", "unknown_share")
     return {
         "asked": predictor.place,
         "pool_versions": list(score.versions),
         "matchers": list(score.matchers),
         **{name: getattr(score, name) for name in figures},
-        "classes": [asdict(each) | {name: getattr(each, name) for name in rates} for each in score.classes],
+        "classes": [asdict(each) | {name: getattr(each, name) for name in rates} for each in score.worst_first],
+        "confusions": [asdict(each) for each in score.confusions],
+        "mistakes": [asdict(each) | {"file": str(each.file)} for each in score.mistakes],
         "errors": [{"file": str(each.file), "error": each.error} for each in results if each.error is not None],
     }
 
@@ -63,13 +82,27 @@ def _print(score: "Score") -> None:
 
     numbers, others = ("images", "right", "matched", "unknown"), "most often mistaken for"
     table = new_table("class", "task", *numbers, others, fold=("class", "task", others), right=numbers)
-    for each in score.classes:
+    for each in score.worst_first[:MAX_ROWS]:
         task = ", ".join(each.tasks) or "not learned"
         shares = [_share(each.accuracy), _share(each.matching_rate), _share(each.unknown_share)]
         table.add_row(*map(Text, (each.label, task, str(each.images), *shares, each.mistaken_for or "")))
     print_whole(table)
+    if len(score.classes) > MAX_ROWS:
+        click.echo(f"… and {len(score.classes) - MAX_ROWS} more accurate classes, which --json lists")
+    if score.confusions:
+        print_whole(_confusion_table(score.confusions[:MAX_CONFUSIONS]))
     for line in _summarize(score):
         click.echo(line)
+
+
+def _confusion_table(confusions: "Sequence[Confusion]") -> "Table":
+    from rich.text import Text
+
+    names = ("most frequent confusions", "answered as")
+    table = new_table(*names, "images", fold=names, right=("images",))
+    for each in confusions:
+        table.add_row(Text(each.label), Text(each.answered), str(each.images))
+    return table
 
 
 def _summarize(score: "Score") -> list[str]:
@@ -82,8 +115,8 @@ def _summarize(score: "Score") -> list[str]:
         line = (
             f"accuracy {Share(score.accuracy, score.images)}, {score.accuracy_by_class:.1%} as the mean over "
             f"{plural(len(score.learned), 'class', 'classes')}, matching rate "
-            f"{Share(score.matching_rate, score.images).cell()}, flagged as unknown "
-            f"{_share(score.unknown_share) or 'not available'}"
+            f"{Share(score.matching_rate, score.images).cell()}, calibration error "
+            f"{_share(score.calibration_error)}, flagged as unknown {_share(score.unknown_share) or 'not available'}"
         )
     lines = [f"{line}; version {versions}, {matchers}"]
     return lines + ([_summarize_unlearned(score.unlearned)] if score.unlearned else [])

@@ -5,9 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Final
 
 from mqmk.daemon.client.predictor import PredictionResult
 from mqmk.daemon.errors import DaemonError
+
+MOST_CONFUSIONS: Final = 100
+MOST_MISTAKES: Final = 24
+"""Of those that are kept for people: the most frequent confusions, and the most confident mistakes."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +50,38 @@ class ClassScore:
 
 
 @dataclass(frozen=True)
+class Confusion:
+    """Images of one class that were answered as another."""
+
+    label: str
+    answered: str
+    images: int
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One image of a learned class with a wrong answer."""
+
+    file: Path
+    label: str
+    answered: str
+    task: str
+    """The matched one."""
+    probability: float
+    unknown: bool | None
+
+
+@dataclass(frozen=True)
 class Score:
-    """The answers about all images. Accuracy and matching rate are of classes that were learned."""
+    """The answers about all images. Accuracy, matching rate and mistakes are of classes that were learned."""
 
     classes: tuple[ClassScore, ...]
+    confusions: tuple[Confusion, ...]
+    """The most frequent ones first."""
+    mistakes: tuple[Mistake, ...]
+    """The most confident ones first."""
+    calibration_error: float | None
+    """Expected calibration error of `probability`; None without images of learned classes."""
     versions: tuple[int, ...]
     """Of the pool; more than one if a new version was swapped in meanwhile."""
     matchers: tuple[str, ...]
@@ -57,6 +90,11 @@ class Score:
     def learned(self) -> tuple[ClassScore, ...]:
         """Classes of the pool, with images."""
         return tuple(each for each in self.classes if each.tasks and each.images)
+
+    @property
+    def worst_first(self) -> tuple[ClassScore, ...]:
+        """All classes by accuracy; those without one come last."""
+        return tuple(sorted(self.classes, key=lambda each: 2.0 if each.accuracy is None else each.accuracy))
 
     @property
     def unlearned(self) -> tuple[ClassScore, ...]:
@@ -109,8 +147,12 @@ def score_results(
     answers = [each.answer for each in by_file.values() if each.answer is not None]
     if not answers:
         raise DaemonError(f"no image got an answer: {_first_error(by_file.values())}")
+    learned = [(label, by_file[file]) for label, files in classes.items() if owners[label] for file in files]
     return Score(
         tuple(found),
+        _count_confusions(learned),
+        _find_mistakes(learned),
+        _measure_calibration(learned),
         tuple(sorted({answer["pool_version"] for answer in answers})),
         tuple(sorted({answer["matcher"] for answer in answers})),
     )
@@ -129,6 +171,34 @@ def _score_class(label: str, tasks: tuple[str, ...], results: Sequence[Predictio
         unknown=None if None in unknown else sum(unknown),
         mistaken_for=wrong.most_common(1)[0][0] if wrong else None,
     )
+
+
+def _count_confusions(results: Iterable[tuple[str, PredictionResult]]) -> tuple[Confusion, ...]:
+    pairs = Counter((label, each.answer["label"]) for label, each in results if each.answer is not None)
+    wrong = [Confusion(*pair, images) for pair, images in pairs.items() if pair[0] != pair[1]]
+    return tuple(sorted(wrong, key=lambda each: (-each.images, each.label, each.answered))[:MOST_CONFUSIONS])
+
+
+def _find_mistakes(results: Iterable[tuple[str, PredictionResult]]) -> tuple[Mistake, ...]:
+    wrong = [
+        Mistake(each.file, label, answer["label"], answer["task"], answer["probability"], answer["match"]["unknown"])
+        for label, each in results
+        if (answer := each.answer) is not None and answer["label"] != label
+    ]
+    return tuple(sorted(wrong, key=lambda each: -each.probability)[:MOST_MISTAKES])
+
+
+def _measure_calibration(results: Iterable[tuple[str, PredictionResult]]) -> float | None:
+    """As of held-out images when a version is built: one definition, in the learner."""
+    answers = [(each.answer["probability"], each.answer["label"] == label) for label, each in results if each.answer]
+    if not answers:
+        return None
+    import torch
+
+    from mqmk.learner.evaluation.calibration_fit import calibration_error
+
+    probability, right = zip(*answers, strict=True)
+    return calibration_error(torch.tensor(probability, dtype=torch.float64), torch.tensor(right))
 
 
 def _first_error(results: Iterable[PredictionResult]) -> str:

@@ -31,7 +31,7 @@ class VersionLedger(TaskLedger):
         """Every version, without what its evaluation says about single tasks, unless its figures follow from that."""
         row = ", ".join(field.name for field in fields(VersionRow) if field.name not in ("evaluation", "tasks"))
         figures = """iif(json_type(evaluation, '$.images') IS NULL, evaluation,
-            json_remove(evaluation, '$.tasks', '$.confusion')) AS evaluation"""
+            json_remove(evaluation, '$.tasks', '$.confusion', '$.classes', '$.mistaken_classes')) AS evaluation"""
         return self._versions("TRUE", columns=f"{row}, {figures}")
 
     def figures_when_learned(self) -> dict[int, Mapping[str, float]]:
@@ -136,7 +136,7 @@ class VersionLedger(TaskLedger):
         own = """SELECT json_group_object(key, json(value)) FROM json_each(evaluation, '$.tasks')
             WHERE key IN (SELECT name FROM tasks WHERE tasks.version = versions.version
                 OR tasks.id IN (SELECT task FROM version_tasks t WHERE t.version = versions.version))"""
-        rest = "json_remove(evaluation, '$.confusion')"
+        rest = "json_remove(evaluation, '$.confusion', '$.classes', '$.mistaken_classes')"
         sql = f"""UPDATE versions SET evaluation = json_set({rest}, '$.tasks', json(({own})))
             WHERE version = ? AND json_type(evaluation, '$.images') IS NOT NULL"""
         with self._transaction() as db:

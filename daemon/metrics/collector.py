@@ -235,6 +235,8 @@ def _add_heldout(samples: Samples, evaluated: VersionEvaluation, labels: Mapping
     document = evaluated.document
     matcher, tasks = str(document.get("matcher", "none")), document.get("tasks", {})
     samples.set("mqmk_heldout_images", document.get("images", document.get("held_out", 0)))
+    if document.get("calibration_error") is not None:  # which older releases did not record
+        samples.set("mqmk_heldout_calibration_error_ratio", document["calibration_error"], matcher)
     for name, row in document.get("matchers", {}).items():
         samples.set("mqmk_heldout_matching_ratio", row["rate"], name)
         samples.set("mqmk_heldout_accuracy_ratio", row["accuracy"], name)

@@ -115,6 +115,8 @@ DAEMON_METRICS: Final = (
            "True matching rate of each matcher on held-out images of all tasks, in the current version."),
     Metric("mqmk_heldout_accuracy_ratio", "gauge", ("matcher",), "ratio",
            "Accuracy of the label on the same images."),
+    Metric("mqmk_heldout_calibration_error_ratio", "gauge", ("matcher",), "ratio",
+           "Expected calibration error of `probability` on the same images, with the matcher that serves."),
     Metric("mqmk_heldout_queries_per_image", "gauge", ("matcher",), "queries",
            "Cost of each matcher on the same images."),
     Metric("mqmk_heldout_task_matching_ratio", "gauge", ("task", "matcher"), "ratio",

@@ -65,6 +65,8 @@ class Figures:
 
     matching: Share | None = None
     accuracy: Share | None = None
+    calibration_error: float | None = None
+    """Expected calibration error of `probability`; of a version only, and None for those of older releases."""
 
     @property
     def images(self) -> int | None:
@@ -79,6 +81,10 @@ class Figures:
             found[f"{name}_interval"] = list(share.interval) if share and share.interval else None
         return found
 
+    def version_document(self) -> dict[str, Any]:
+        """For --json, about a whole version."""
+        return self.document() | {"calibration_error": self.calibration_error}
+
 
 def version_figures(evaluation: Mapping[str, Any]) -> Figures:
     """Over all images of a version's evaluation."""
@@ -87,7 +93,11 @@ def version_figures(evaluation: Mapping[str, Any]) -> Figures:
     if "images" not in evaluation and (summed := _sum_tasks(evaluation)):
         return summed
     images = evaluation.get("images", evaluation.get("held_out"))
-    return Figures(Share(evaluation["matching_rate"], images), Share(evaluation["accuracy"], images))
+    return Figures(
+        Share(evaluation["matching_rate"], images),
+        Share(evaluation["accuracy"], images),
+        evaluation.get("calibration_error"),
+    )
 
 
 def task_figures(evaluation: Mapping[str, Any], name: str) -> Figures:

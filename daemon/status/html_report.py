@@ -95,6 +95,8 @@ def render_report(history: History) -> str:
         charts=_charts(history.measured),
         confusion_map=_confusion_map(history.current, names) if 0 < len(names) <= MAX_TASKS else None,
         mistakes=_mistakes(history.current.evaluation) if len(names) > MAX_TASKS else None,
+        worst_classes=_worst_classes(history.current.evaluation),
+        mistaken_classes=history.current.evaluation.get("mistaken_classes", []),
         plural=plural,
     )
 
@@ -145,3 +147,9 @@ def _mistakes(evaluation: Mapping[str, Any]) -> list[tuple[int, str, str, float]
     worst = sorted(pairs, reverse=True)[:MAX_TASKS]
     images = {name: task_figures(evaluation, name).images or sum(row.values()) for name, row in counts.items()}
     return [(n, true, other, n / images[true]) for n, true, other in worst]
+
+
+def _worst_classes(evaluation: Mapping[str, Any]) -> list[tuple[str, Share, int]]:
+    """Label, accuracy and how many images were right: of the least accurate classes, which is all that is recorded."""
+    found = evaluation.get("classes", {})
+    return [(label, Share(row["right"] / row["images"], row["images"]), row["right"]) for label, row in found.items()]

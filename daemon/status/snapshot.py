@@ -173,7 +173,7 @@ class Snapshot:
                 "recorded": row.recorded,
                 "withdrawn": names.get(row.withdrawn or 0),
                 "exact": row.exact,
-                **version_figures(row.evaluation).document(),
+                **version_figures(row.evaluation).version_document(),
                 "matcher": row.evaluation.get("matcher"),
                 "created_at": time_text(row.created_at),
             }

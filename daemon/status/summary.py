@@ -1,4 +1,4 @@
-"""The figures that `status` shows above its table: accuracy, matching rate, forgetting."""
+"""The figures that `status` shows above its table: accuracy, matching rate, calibration error, forgetting."""
 
 from collections.abc import Iterable, Mapping
 from statistics import fmean
@@ -11,13 +11,13 @@ from mqmk.deploy.serving.telemetry.heartbeat import ReplicaStatus
 
 
 def matching_summary(evaluation: VersionEvaluation | None, reports: Iterable[ReplicaStatus]) -> dict[str, Any]:
-    """Accuracy and matching rate on held-out and labelled images, and forgetting; None if unknown."""
+    """Accuracy, matching rate and calibration error on held-out images, and forgetting; None if unknown."""
     document = evaluation.document if evaluation else {}
     before = evaluation.when_learned if evaluation else {}
     feedback = [report.feedback for report in reports]
     matched, mismatched = (sum(each.get(name, 0) for each in feedback) for name in ("matched", "mismatched"))
     lost = [before[name] - row["accuracy"] for name, row in document.get("tasks", {}).items() if name in before]
-    return version_figures(document).document() | {
+    return version_figures(document).version_document() | {
         "labelled": matched / (matched + mismatched) if matched + mismatched else None,
         "labelled_answers": matched + mismatched,
         "forgetting": fmean(lost) if lost else None,
@@ -30,6 +30,8 @@ def summary_line(figures: Mapping[str, Any]) -> str | None:
     if figures["accuracy"] is not None:
         words.append(f"accuracy {Share(figures['accuracy'], figures['images'])}")
         words.append(f"matched to the right task {Share(figures['matching_rate'], figures['images']).cell()}")
+    if figures["calibration_error"] is not None:
+        words.append(f"calibration error {figures['calibration_error']:.1%}")
     if figures["labelled"] is not None:
         answers = plural(figures["labelled_answers"], "labelled answer")
         words.append(f"{figures['labelled']:.1%} of {answers}")

@@ -31,6 +31,16 @@ class TaskShare:
 
 
 @dataclass(frozen=True)
+class ClassTally:
+    """What one matcher's answers were, class by class. A class that several tasks know counts once, by its label."""
+
+    images: Mapping[str, int]
+    right: Mapping[str, int]
+    mistakes: Mapping[tuple[str, str], int]
+    """Images by true and answered label, where these differ."""
+
+
+@dataclass(frozen=True)
 class SampleTally:
     """How one matcher did; rates from 0 to 1."""
 
@@ -90,6 +100,17 @@ class SampleEvaluation:
             for some in (inside, inside & self.is_matched(found), inside & self.is_correct(found))
         )
         return {task: TaskShare(n, matched[task] / n, right[task] / n) for task, n in sorted(images.items())}
+
+    def by_class(self, matcher: str, among: Bool[Tensor, " images"] | None = None) -> ClassTally:
+        """What was answered for the images of each class that has some."""
+        found = self.matches[matcher]
+        inside = _within(found, among)
+        true = [self._labels[image] for image in found.image[inside].tolist()]
+        answers = zip(found.task[inside].tolist(), found.answer[inside].tolist(), strict=True)
+        answered = [self.pool.tasks[task].classes[place] for task, place in answers]
+        pairs = Counter(zip(true, answered, strict=True))
+        right = {label: pairs[label, label] for label in dict.fromkeys(true)}
+        return ClassTally(Counter(true), right, {pair: n for pair, n in pairs.items() if pair[0] != pair[1]})
 
     def _agreement(self, found: SampleMatch, among: Bool[Tensor, " images"] | None) -> float:
         exact = self.matches[EXACT]

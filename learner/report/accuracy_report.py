@@ -1,7 +1,5 @@
 """The report of an accuracy benchmark: a single HTML file that loads nothing and needs no script."""
 
-import base64
-import io
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +20,7 @@ from mqmk.learner.evaluation.metrics import accuracy_drop, mean_of_measured
 from mqmk.learner.evaluation.projection import project_2d
 from mqmk.learner.report.charts import heat_map, line_chart, scatter, task_legend
 from mqmk.learner.report.render import render
+from mqmk.learner.report.thumbnails import thumbnail_url
 from mqmk.matcher.classifiers import logits
 from mqmk.matcher.matcher_info import EXACT, MATCHER_INFO
 from mqmk.matcher.prompted_vit import FrozenViT
@@ -145,13 +144,7 @@ def _classes(evaluation: Evaluation) -> list[dict[str, Any]]:
 
 
 def _data_url(pixels: Tensor) -> str:
-    image = Image.fromarray(pixels.permute(1, 2, 0).numpy())  # [3, h, w] -> [h, w, 3]
-    image.thumbnail((THUMBNAIL, THUMBNAIL))
-    if bool((pixels[0] == pixels[1]).all() and (pixels[1] == pixels[2]).all()):
-        image = image.convert("L")  # a third of the bytes
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    return thumbnail_url(Image.fromarray(pixels.permute(1, 2, 0).numpy()), THUMBNAIL)  # [3, h, w] -> [h, w, 3]
 
 
 def plain_passes(matcher: str, queries: float, vit: FrozenViT, first_e_layer: int) -> float:

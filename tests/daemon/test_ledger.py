@@ -152,7 +152,8 @@ def test_the_evaluation_of_a_version_that_is_gone_keeps_its_figures_and_those_of
     sea, birds = (ledger.add_task(name, name, "f", State.TRAINED) for name in ("sea", 'the "birds"'))
     rows = {"sea": {"accuracy": 0.5, "images": 2}, 'the "birds"': {"accuracy": 1.0, "images": 4}}
     whole = {"accuracy": 0.8, "matching_rate": 0.9, "images": 6, "matcher": "cascade", "matchers": {},
-             "tasks": rows, "confusion": {"sea": {"sea": 2}, 'the "birds"': {"sea": 1}}}  # fmt: skip
+             "tasks": rows, "confusion": {"sea": {"sea": 2}, 'the "birds"': {"sea": 1}},
+             "classes": {"gull": {"images": 2, "right": 1}}, "mistaken_classes": [["gull", "tern", 1]]}  # fmt: skip
     older = {name: value for name, value in whole.items() if name != "images"}
     for version, (task, document) in enumerate([(sea, whole), (birds, whole), (sea, older)], start=1):
         ledger.plan_version(version, "d", version - 1 or None, "learn", [task], document)

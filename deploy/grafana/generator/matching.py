@@ -95,7 +95,18 @@ MATCHING: Final = Board(
                         Query(AGREEMENT, "agreement"),
                     ),
                     "percentunit",
-                    16,
+                    12,
+                ),
+                Panel(
+                    "Calibration error",
+                    "How far the `probability` of answers is from the share that is right, on average over held-out "
+                    "images, with the serving matcher.",
+                    "stat",
+                    (Query("mqmk_heldout_calibration_error_ratio", "{{matcher}}"),),
+                    "percentunit",
+                    6,
+                    good="low",
+                    limits=(0.05, 0.1),
                 ),
                 Panel(
                     "Estimation error",
@@ -107,7 +118,7 @@ MATCHING: Final = Board(
                         Query("mqmk_estimated_calibration_error_ratio", "{{matcher}}, single"),
                     ),
                     "percentunit",
-                    8,
+                    6,
                     good="low",
                     limits=(0.05, 0.1),
                 ),

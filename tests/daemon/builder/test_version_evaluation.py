@@ -1,5 +1,6 @@
 """What a version's document says: chosen on one half of the held-out images, reported on the other, counted once."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ from support.builders import frozen, random_pool, random_task, random_timm_vit
 from support.noise import Noise
 
 from mqmk.daemon.builder.version_evaluation import (
+    MOST_CLASSES,
     MOST_MISTAKES,
     EvaluatedPool,
     NewTask,
@@ -60,6 +62,7 @@ def test_the_matcher_is_chosen_on_one_half_and_every_figure_is_of_the_other(vit:
     used = evaluation.tally(matcher, halves.reporting)
     perfect = evaluation.tally("perfect", halves.reporting)
     assert found.document["accuracy"] == used.accuracy
+    assert found.document["calibration_error"] == used.calibration_error
     assert found.document["tasks"]["task1"] == {
         "images": 30, "matching_rate": used.tasks[1].matching_rate, "accuracy": used.tasks[1].accuracy,
         "accuracy_given_task": perfect.tasks[1].accuracy,
@@ -77,6 +80,24 @@ def test_too_few_images_are_on_both_sides_and_the_document_says_so(vit: FrozenVi
     assert named.document["matcher"] == "mqmk" and named.document["chosen_on_same_images"] is False, (
         "nothing was chosen"
     )
+
+
+def test_the_document_lists_the_worst_classes_and_the_most_frequent_mistakes(vit: FrozenViT) -> None:
+    found = measured(Config(), evaluation_of(vit, random_pool((2, 3), vit=vit), (20, 20))).document
+    classes, mistakes = found["classes"], found["mistaken_classes"]
+    assert sum(row["images"] for row in classes.values()) == found["images"] == 50
+    assert sum(row["right"] for row in classes.values()) == round(found["accuracy"] * 50)
+    rates = [row["right"] / row["images"] for row in classes.values()]
+    assert rates == sorted(rates)
+    counts = [images for _, _, images in mistakes]
+    assert counts == sorted(counts, reverse=True) and sum(counts) == 50 - round(found["accuracy"] * 50) > 0
+    assert all(true != answered for true, answered, _ in mistakes)
+
+
+def test_what_is_recorded_of_classes_stays_small_however_many_there_are(vit: FrozenViT) -> None:
+    found = measured(Config(), evaluation_of(vit, random_pool((30, 30), vit=vit), (4, 4))).document
+    assert len(found["classes"]) == len(found["mistaken_classes"]) == MOST_CLASSES
+    assert len(json.dumps([found["classes"], found["mistaken_classes"]])) < 6000
 
 
 def test_a_task_without_held_out_images_lowers_no_figure(vit: FrozenViT) -> None:

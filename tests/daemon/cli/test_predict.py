@@ -7,26 +7,30 @@ import socket
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 from support.daemons.daemon import class_folders as sketch_folders
 from support.daemons.daemon import upgraded_release
 from support.servers.http_server import served
 
 from mqmk.daemon.cli.main import cli
+from mqmk.daemon.client.evaluation_page import render_evaluation
 from mqmk.daemon.client.http import HttpClient, Reply
 from mqmk.daemon.client.http_predictor import HttpPredictor
 from mqmk.daemon.client.image_files import class_folders, find_images
 from mqmk.daemon.client.predictor import PredictionResult
-from mqmk.daemon.client.scoring import find_owners, score_results, unknown_share
+from mqmk.daemon.client.scoring import MOST_CONFUSIONS, MOST_MISTAKES, find_owners, score_results, unknown_share
 from mqmk.daemon.config.load import API_KEY_VARIABLE
 from mqmk.daemon.errors import DaemonError
 from mqmk.daemon.ledger.ledger import Ledger
 from mqmk.daemon.ports import free_port
 from mqmk.deploy.serving.telemetry.heartbeat import DEPLOYED
+from mqmk.learner.evaluation.calibration_fit import calibration_error
 from mqmk.matcher.backbone import load_backbone
 from mqmk.matcher.errors import PoolError
 
@@ -255,8 +259,61 @@ def test_an_evaluation_with_a_bad_file_exits_with_1_and_leaves_it_out(url, image
     assert ", 30 images)" in done.said
 
 
-def answer(label: str, task: str, unknown: bool | None = False) -> dict[str, Any]:
-    return {"label": label, "task": task, "match": {"unknown": unknown}, "pool_version": 1, "matcher": "mqmk"}
+def test_an_evaluation_tells_the_calibration_error_the_confusions_and_the_most_confident_mistakes(url, images):
+    answers = run("predict", images, "--url", url, "--json").document["answers"]
+    true = [Path(one["file"]).parent.name for one in answers]
+    right = torch.tensor([one["label"] == label for one, label in zip(answers, true, strict=True)])
+    probability = torch.tensor([one["probability"] for one in answers], dtype=torch.float64)
+    found = run("evaluate", images, "--url", url, "--json").document
+    assert found["calibration_error"] == pytest.approx(calibration_error(probability, right)) and not right.all()
+    wrong = Counter((label, one["label"]) for one, label in zip(answers, true, strict=True) if one["label"] != label)
+    assert {(row["label"], row["answered"]): row["images"] for row in found["confusions"]} == dict(wrong)
+    assert [row["images"] for row in found["confusions"]] == sorted(wrong.values(), reverse=True)
+    assert [row["accuracy"] for row in found["classes"]] == sorted(row["accuracy"] for row in found["classes"])
+    assert [row["probability"] for row in found["mistakes"]] == pytest.approx(
+        sorted((one["probability"] for one, good in zip(answers, right, strict=True) if not good), reverse=True)
+    )
+    said = run("evaluate", images, "--url", url).said
+    assert f"calibration error {found['calibration_error']:.1%}" in said
+    first = found["confusions"][0]
+    assert re.search(rf"{first['label']} +{first['answered']} +{first['images']}\n", said)
+
+
+def test_the_page_of_an_evaluation_shows_the_mistakes_and_loads_nothing(url, images, tmp_path):
+    evil = images / "<b>evil"
+    shutil.copytree(sketch_folders("fruit", 3) / "banana", evil)
+    page = tmp_path / "evaluation.html"
+    done = run("evaluate", images, "--url", url, "--html", page, "--json")
+    assert (done.code, done.complained.strip()) == (0, f"report: {page}")
+    text, mistakes = page.read_text(), done.document["mistakes"]
+    assert text.count('<img src="data:image/png;base64,') == len(mistakes) > 0
+    for each in mistakes:
+        assert f"<figcaption>{each['answered']} {100 * each['probability']:.1f} %" in text
+        assert each["file"] in text
+    assert "default-src 'none'" in unescape(text) and "prefers-color-scheme: dark" in text
+    assert not re.findall(r"<(script|link|iframe|object)|https?://(?!127\.0\.0\.1)|@import|url\(", unescape(text))
+    assert "<b>evil" not in text and "&lt;b&gt;evil" in text
+    assert all(each["label"] != "<b>evil" for each in mistakes), "a class that was not learned cannot be right"
+
+
+def test_what_people_see_of_an_evaluation_is_bounded_and_an_image_that_is_gone_has_no_thumbnail(tmp_path):
+    names = [f"class {number}" for number in range(130)]
+    files = {name: [tmp_path / f"{name}.png"] for name in names}
+    owners = find_owners(names, {"many": names})
+    results = [
+        PredictionResult(files[name][0], answer("other", "many", probability=place / 130))
+        for place, name in enumerate(names)
+    ]
+    score = score_results(files, owners, results)
+    assert (len(score.confusions), len(score.mistakes), len(score.classes)) == (MOST_CONFUSIONS, MOST_MISTAKES, 130)
+    assert score.mistakes[0].label == "class 129", "the most confident one"
+    page = render_evaluation("here", score)
+    assert "<img" not in page and page.count("<figcaption>") == MOST_MISTAKES
+
+
+def answer(label: str, task: str, unknown: bool | None = False, probability: float = 0.5) -> dict[str, Any]:
+    return {"label": label, "task": task, "match": {"unknown": unknown}, "pool_version": 1, "matcher": "mqmk",
+            "probability": probability}  # fmt: skip
 
 
 def test_figures_are_shares_of_images_and_means_of_classes():
@@ -268,12 +325,14 @@ def test_figures_are_shares_of_images_and_means_of_classes():
     )
     assert (score.accuracy, score.accuracy_by_class) == (2 / 4, (2 / 3 + 0) / 2)
     assert (score.matching_rate, score.unknown_share) == (2 / 4, 1 / 4)
+    assert score.calibration_error == pytest.approx(0.5), "each image is a bin: 0.5 is as far from right as from wrong"
     assert score.classes[0].mistaken_for == "crab"
     unlearned = score_results(
         {"owl": [Path("1")]}, find_owners(["owl"], {"sea": ["crab"]}), [PredictionResult(Path("1"), said[3])]
     )
     assert (unlearned.accuracy, unlearned.matching_rate, unlearned.unknown_share) == (None, None, None)
     assert unknown_share(unlearned.unlearned) == 1.0
+    assert (unlearned.calibration_error, unlearned.mistakes, unlearned.confusions) == (None, (), ())
     untold = score_results(
         files, owners, [PredictionResult(Path(str(n)), answer("owl", "birds", None)) for n in range(1, 5)]
     )

@@ -107,6 +107,7 @@ def test_pool_and_replicas_are_shown(now: Page) -> None:
 
 def test_held_out_figures_are_of_the_current_version_with_what_was_forgotten(now: Page) -> None:
     assert now["mqmk_heldout_task_matching_ratio"] == {("cascade", name): 0.9 for name in ("sea", "birds", "fruit")}
+    assert now["mqmk_heldout_calibration_error_ratio"] == {("cascade",): 0.034}
     lost = now["mqmk_heldout_forgetting_ratio"]
     assert [lost[(name,)] for name in ("sea", "birds", "fruit")] == pytest.approx([0.04, 0.02, 0])
     confusion = now["mqmk_heldout_confusion_images"]

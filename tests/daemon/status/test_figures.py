@@ -40,6 +40,8 @@ def test_a_version_that_says_how_many_images_is_believed():
     document = OLD | {"images": 20, "matching_rate": 0.7, "accuracy": 0.6}
     document["tasks"] = {"few": {"matching_rate": 0.8, "accuracy": 0.5, "images": 4}}
     assert version_figures(document) == Figures(Share(0.7, 20), Share(0.6, 20))
+    assert version_figures(document).version_document()["calibration_error"] is None, "of an older release"
+    assert version_figures(document | {"calibration_error": 0.02}).version_document()["calibration_error"] == 0.02
     assert task_figures(document, "few").images == 4
 
 

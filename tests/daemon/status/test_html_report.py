@@ -17,6 +17,7 @@ from mqmk.daemon.ledger.ledger import Ledger
 from mqmk.daemon.ledger.ledger import State as TaskState
 from mqmk.daemon.status.figures import Share
 from mqmk.daemon.status.html_report import MAX_TASKS, TaskHistory, read_history, render_report
+from mqmk.learner.report.render import per_cent
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
@@ -52,7 +53,8 @@ def test_the_page_shows_what_the_ledger_says(state):
     names, total = ("matching_rate", "accuracy"), sum(images.values())
     shares = [sum(images[task] * row[name] for task, row in second["tasks"].items()) / total for name in names]
     rates = [f"{100 * value:.1f} % ±{Share(value, total).points}" for value in shares]
-    assert ["2 (current)", "learn sea", "2", second["matcher"], *rates, str(total)] in rows
+    assert ["2 (current)", "learn sea", "2", second["matcher"], *rates, "–", str(total)] in rows
+    assert "did not record single classes" in page
     wrong = second["confusion"]["sea"]["birds"]
     assert f"sea, matched to birds: {wrong} of {sum(second['confusion']['sea'].values())} images" in page
 
@@ -71,8 +73,16 @@ def test_a_task_that_is_held_is_shown_with_its_reason_and_names_stay_text(tmp_pa
     parts.run()
     parts.ledger.add_task(EVIL, "tasks/x", "f", TaskState.HELD, reason=f"because {EVIL}")
     page = render_report(read_history(parts.config, parts.ledger))
+    recorded = parts.ledger.version(1).evaluation
     parts.close()
     assert ["1 (current)", "learn birds", "1"] in [row[:3] for row in rows_of(page)]
+    assert f"<dt>calibration error</dt><dd>{per_cent(recorded['calibration_error'])}</dd>" in page
+    for label, row in recorded["classes"].items():
+        accuracy = Share(row["right"] / row["images"], row["images"])
+        cells = [label, f"{per_cent(accuracy.value)} ±{accuracy.points}", str(row["right"]), str(row["images"])]
+        assert cells in rows_of(page)
+    for true, answered, images in recorded["mistaken_classes"]:
+        assert [true, answered, str(images)] in rows_of(page)
     assert EVIL not in page
     assert "because &lt;script&gt;" in page
     assert "5 classes in 1 task<" in page

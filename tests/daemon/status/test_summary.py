@@ -24,7 +24,8 @@ def test_status_says_how_well_it_matches_what_was_forgotten_and_what_waits_for_a
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(render_status(document))
     said = console.export_text()
-    assert "accuracy 80.0% (±4.9, 300 images), matched to the right task 90.0% ±3.9, 90.0% of 10 labelled" in said
+    assert "accuracy 80.0% (±4.9, 300 images), matched to the right task 90.0% ±3.9, calibration error 3.4%" in said
+    assert figures["calibration_error"] == 0.034 and "90.0% of 10 labelled" in " ".join(said.split())
     assert "forgotten 2.0%" in " ".join(said.split())
     assert "needs attention: bad, weak, sea" in said
     assert f"bucket {config.bucket_url}" in "".join(said.split("\n"))
